@@ -1,0 +1,61 @@
+"""Octavo: an inference engine whose key-value cache is the centre.
+
+from octavo import Engine
+
+with Engine("smollm2") as engine:
+    chat = engine.conversation(system="You are brief.")
+    print(chat.ask("What is an octavo?").text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import EngineConfig, SamplingParams
+from octavo.errors import OctavoError, UserError
+
+if TYPE_CHECKING:
+    from octavo.engine.messages import Delta, MemoryReport, Progress, Reply, Usage, Why
+    from octavo.models.loaded import LoadedModel
+    from octavo.sessions.conversation import Conversation
+    from octavo.sessions.engine import Engine
+
+__version__ = "0.1.0"
+
+# Loaded on first use, so that `import octavo` does not load torch.
+_LAZY = {
+    "Conversation": "octavo.sessions.conversation",
+    "Delta": "octavo.engine.messages",
+    "Engine": "octavo.sessions.engine",
+    "LoadedModel": "octavo.models.loaded",
+    "MemoryReport": "octavo.engine.messages",
+    "Progress": "octavo.engine.messages",
+    "Reply": "octavo.engine.messages",
+    "Usage": "octavo.engine.messages",
+    "Why": "octavo.engine.messages",
+}
+
+__all__ = [
+    "Conversation",
+    "Delta",
+    "Engine",
+    "EngineConfig",
+    "LoadedModel",
+    "MemoryReport",
+    "OctavoError",
+    "Progress",
+    "Reply",
+    "SamplingParams",
+    "Usage",
+    "UserError",
+    "Why",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Floor 8: the command line. Answers go to standard output, everything else to standard error."""

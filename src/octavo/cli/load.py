@@ -1,0 +1,37 @@
+"""Opening an engine for a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from octavo.cli.terminal import Terminal
+from octavo.models import catalog
+
+if TYPE_CHECKING:
+    from octavo.sessions.engine import Engine
+
+
+@contextmanager
+def opened(model: str, settings: dict[str, Any], terminal: Terminal) -> Iterator[Engine]:
+    """The engine of a model, with bars while it loads; closed at the end.
+
+    Raises:
+        OctavoError: the model cannot be found or loaded; the message says what to do.
+    """
+    # What can go wrong with names, files and downloads is told before torch is imported, which takes seconds.
+    source = catalog.resolve(model)
+    with terminal.bars() as bars:
+        bars("start", 0, None)
+        if source.path is None or source.kind in ("bundled", "gguf"):
+            catalog.pull(source, bars)
+        engine = make_engine(model, progress=bars, **settings)
+    with engine:
+        yield engine
+
+
+def make_engine(model: str, **settings: Any) -> Engine:
+    from octavo.sessions.engine import Engine
+
+    return Engine(model, **settings)

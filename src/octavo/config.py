@@ -1,0 +1,151 @@
+"""Frozen settings of an engine and of a request. Checked when made, never changed after."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from octavo.errors import InvalidRequest
+
+DtypeChoice = Literal["auto", "bf16", "fp32"]
+OverflowChoice = Literal["stop", "drop-oldest"]
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
+_SCALE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes in `text`: a number, or a number with K, M, G or T (powers of 1024; `GB`, `GiB` alike).
+
+    Raises:
+        InvalidRequest: `text` is not a size.
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise InvalidRequest(
+            f"{text!r} is not a size. Write a number of bytes, or for example 512MiB or 4GiB."
+        )
+    return int(float(match[1]) * _SCALE[match[2].lower()])
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of an engine.
+
+    Attributes:
+        dtype: compute dtype; `auto` takes bf16 where the CPU has it in hardware, else fp32.
+        kv_memory_bytes: budget of the key-value cache; `None` takes a share of free memory.
+        kv_format: how sealed blocks are encoded; `auto` keeps the compute dtype.
+        context: tokens of the context window; `None` takes the model's own.
+        cache: `False` computes the whole sequence again at every token, under the same numeric rules.
+        device: a torch device; on `cpu` the native kernels run, elsewhere the reference ones.
+        threads: threads of a step; `None` leaves torch's own number.
+        max_running: sequences that run at once.
+        max_step_tokens: tokens computed in one step, decodes and prefill chunks together.
+        kernels: `auto`, or `reference` to force the plain torch oracle.
+        debug_fill: fill fresh cache memory with NaN, so that a read before a write is seen.
+    """
+
+    dtype: DtypeChoice = "auto"
+    kv_memory_bytes: int | None = None
+    kv_format: str = "auto"
+    context: int | None = None
+    cache: bool = True
+    device: str = "cpu"
+    threads: int | None = None
+    max_running: int = 16
+    max_step_tokens: int = 512
+    kernels: Literal["auto", "native", "reference"] = "auto"
+    debug_fill: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("context", "threads", "kv_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} is {value}; it must be at least 1.")
+        for name in ("max_running", "max_step_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1.")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request's tokens are chosen.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches it.
+        min_p: keep tokens at least this share as likely as the most likely one.
+        repetition_penalty: divides (or multiplies, below zero) the logits of tokens already seen.
+        presence_penalty: subtracted once from tokens already generated.
+        frequency_penalty: subtracted for each time a token was generated.
+        logit_bias: token id -> added to its logit.
+        seed: of the noise; `None` draws one and reports it.
+        max_tokens: tokens to generate at most; `None` fills the context window.
+        stop: strings that end the answer; they are not part of it.
+        stop_token_ids: ids that end the answer, besides the model's own end tokens.
+        ignore_eos: go on past the model's end tokens.
+        logprobs: how many alternatives to report per token; 0 reports the chosen token's alone,
+            `None` reports nothing.
+        n: answers to one prompt, which is computed once.
+
+    Raises:
+        InvalidRequest: a value is out of range; the message names it.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] | str = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(
+            self, "logit_bias", MappingProxyType({int(k): float(v) for k, v in self.logit_bias.items()})
+        )
+        checks = (
+            ("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more"),
+            ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0 < self.repetition_penalty < math.inf,
+                "above 0",
+            ),
+            ("presence_penalty", self.presence_penalty, math.isfinite(self.presence_penalty), "finite"),
+            ("frequency_penalty", self.frequency_penalty, math.isfinite(self.frequency_penalty), "finite"),
+            ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "1 or more"),
+            ("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 128, "from 0 to 128"),
+            ("n", self.n, 1 <= self.n <= 128, "from 1 to 128"),
+        )
+        for name, value, valid, wanted in checks:
+            if not valid:
+                raise InvalidRequest(f"{name} is {value}; it must be {wanted}.")
+        if any(not text for text in stop):
+            raise InvalidRequest(
+                "A stop string is empty; leave it out or write the text that ends the answer."
+            )
+        if any(math.isnan(value) for value in self.logit_bias.values()):
+            raise InvalidRequest("A logit bias is not a number.")

@@ -1,0 +1,299 @@
+"""The engine's inside: requests in, events out, one step at a time. It runs on one thread and shares nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as SequenceOf
+
+import torch
+
+from octavo.config import EngineConfig
+from octavo.engine.detokenizer import Detokenizer
+from octavo.engine.messages import Delta, Event, Failure, FinishReason, MemoryReport, Progress, Reply, Request
+from octavo.engine.runner import Chunk, Runner
+from octavo.engine.sampler import Sample, TokenSampler, draw_seed
+from octavo.engine.scheduler import Scheduled, Scheduler
+from octavo.engine.sequence import RequestState, Sequence
+from octavo.errors import InvalidRequest, OctavoError, PromptTooLong, RequestTooLarge
+from octavo.formats import get_format
+from octavo.kv.hashing import namespace_key
+from octavo.kv.manager import KVCacheManager
+from octavo.kv.planner import plan_cache
+from octavo.models.loaded import LoadedModel
+from octavo.models.prepare import Probe, prepare_model
+from octavo.spec import BLOCK_SIZE, cdiv
+
+
+class EngineCore:
+    """A model, its cache and the requests in it.
+
+    Args:
+        loaded: is taken over and changed in place.
+        budget_bytes: of the cache.
+
+    Raises:
+        UnsupportedModel, InvalidRequest: see `prepare_model` and `plan_cache`.
+    """
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, budget_bytes: int) -> None:
+        self._config = config
+        self._tokenizer = loaded.tokenizer
+        self._eos = loaded.eos_token_ids
+        prepared = prepare_model(loaded, context=config.context, device=config.device, kernels=config.kernels)
+        page_format = get_format(config.kv_format, prepared.spec)
+        self._plan = plan_cache(prepared.spec, page_format, budget_bytes, config.max_running)
+        self._identity = {**prepared.identity, "format": page_format.name, "block_size": BLOCK_SIZE}
+        self._budget_bytes = budget_bytes
+        self._weights_bytes = prepared.weights_bytes
+        self.context = prepared.context
+        self.vocab_size = int(prepared.model.config.vocab_size)
+        self._runner = Runner(prepared, self._plan, device=config.device, debug_fill=config.debug_fill)
+        self._manager = KVCacheManager(
+            num_blocks=self._plan.num_blocks, num_slots=self._plan.num_slots, max_tails=self._plan.max_tails
+        )
+        self._scheduler = Scheduler(
+            self._manager, max_running=config.max_running, max_step_tokens=config.max_step_tokens
+        )
+        self._sequences: dict[str, list[Sequence]] = {}
+        if prepared.probe is not None:
+            self._check_probe(prepared.probe, prepared.model.config.model_type)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Takes a request in.
+
+        Raises:
+            InvalidRequest: it can never be answered; the message says why. Nothing was computed.
+        """
+        self._check(request)
+        seed = draw_seed() if request.params.seed is None else request.params.seed
+        namespace = namespace_key({**self._identity, "tenant": request.cache_namespace})
+        state = RequestState(request, namespace, seed)
+        sequence = self._sequence(state, 0)
+        self._sequences[request.request_id] = [sequence]
+        self._scheduler.waiting.append(sequence)
+
+    def abort(self, request_id: str) -> list[Event]:
+        """Ends a request now; what it computed stays reusable. Unknown and finished requests are ignored."""
+        events: list[Event] = []
+        for sequence in list(self._sequences.get(request_id, ())):
+            if sequence.awaits_forks:  # its other answers have not begun
+                for index in range(1, sequence.state.request.params.n):
+                    fork = self._sequence(sequence.state, index)
+                    events += self._finish(fork, "abort", "")
+            events += self._finish(sequence, "abort", sequence.detokenizer.finish())
+        return events
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """Computes one step of whatever can run."""
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
+            return self._stuck()
+        try:
+            logits = self._runner.run([item.chunk for item in scheduled])
+        except Exception as error:  # a step is all or nothing: its sequences fail, the others go on
+            requests = {item.sequence.state.request.request_id for item in scheduled}
+            return [event for request_id in requests for event in self._fail(request_id, error)]
+        events: list[Event] = []
+        for item, row in zip(scheduled, logits, strict=True):
+            events += self._advance(item, row)
+        return events
+
+    def memory(self) -> MemoryReport:
+        """What is held now, weights apart from the cache."""
+        block_bytes = self._plan.page_bytes * self._runner.sealed.num_layers
+        used_slots = self._manager.num_used_slots * self._runner.opened.slot_bytes
+        tail_slots = self._manager.num_reusable_slots * self._runner.opened.slot_bytes
+        return MemoryReport(
+            weights_bytes=self._weights_bytes,
+            kv_used_bytes=self._manager.num_used_blocks * block_bytes + used_slots,
+            kv_reusable_bytes=self._manager.num_reusable_blocks * block_bytes + tail_slots,
+            kv_allocated_bytes=self._runner.allocated_bytes,
+            kv_budget_bytes=self._budget_bytes,
+            kv_bytes_per_token=self._plan.bytes_per_token,
+            workspace_bytes=self._runner.workspace_bytes,
+        )
+
+    def clear(self) -> int:
+        """Forgets everything reusable; returns the bytes given back to the system. The model stays."""
+        self._manager.clear()
+        return self._give_back()
+
+    def check_integrity(self) -> None:
+        """Raises when the cache's bookkeeping contradicts itself."""
+        self._manager.check_integrity()
+
+    def _give_back(self) -> int:
+        blocks = self._runner.sealed.release_unused(self._manager.allocated_blocks())
+        return blocks + self._runner.opened.release_unused(self._manager.allocated_slots())
+
+    @torch.inference_mode()
+    def _check_probe(self, probe: Probe, kind: str) -> None:
+        """Computes the probe's tokens in two steps, as a chat would, and compares."""
+        table = self._manager.start(self._manager.match_prefix([], namespace=b""), [], publish=False)
+        for part in (probe.token_ids[:-5], probe.token_ids[-5:]):
+            plan = self._manager.allocate(table, len(part))
+            assert plan is not None, "the plan holds at least one slab of blocks"
+            logits = self._runner.run([Chunk(part, table, plan)])
+            self._manager.commit(table, part)
+        self._manager.free(table)
+        self._give_back()
+        probe.check(logits[0], kind)
+
+    def _check(self, request: Request) -> None:
+        if request.request_id in self._sequences:
+            raise InvalidRequest(f"There is already a request {request.request_id!r}.")
+        if not request.token_ids:
+            raise InvalidRequest("The prompt is empty: it needs at least one token.")
+        bad = [token for token in request.token_ids if not 0 <= token < self.vocab_size]
+        if bad:
+            raise InvalidRequest(
+                f"The prompt has token id {bad[0]}; this model has ids 0 to {self.vocab_size - 1}."
+            )
+        length = len(request.token_ids)
+        if length >= self.context:
+            raise PromptTooLong(length, self.context)
+        if request.params.n > self._config.max_running:
+            raise InvalidRequest(
+                f"n is {request.params.n} and at most {self._config.max_running} answers run at once (max_running)."
+            )
+        need, have = cdiv(length + 1, BLOCK_SIZE), self._plan.num_blocks
+        if need > have:
+            block_bytes = self._plan.bytes_per_token * BLOCK_SIZE
+            raise RequestTooLarge(
+                f"The prompt of {length:,} tokens needs {need * block_bytes:,} bytes of cache and the whole cache "
+                f"holds {have * block_bytes:,}, {have * BLOCK_SIZE:,} tokens. Raise kv_memory or shorten the prompt."
+            )
+
+    def _sequence(self, state: RequestState, index: int) -> Sequence:
+        params = state.request.params
+        return Sequence(
+            state=state,
+            index=index,
+            token_ids=list(state.request.token_ids),
+            sampler=TokenSampler(
+                params,
+                seed=state.seed,
+                sample_index=index,
+                prompt_token_ids=state.request.token_ids,
+                vocab_size=self.vocab_size,
+            ),
+            detokenizer=Detokenizer(self._tokenizer, params.stop),
+        )
+
+    def _advance(self, item: Scheduled, logits: torch.Tensor) -> list[Event]:
+        """Takes a computed chunk into the cache, and samples when its sequence has nothing left to compute."""
+        sequence, state = item.sequence, item.sequence.state
+        table, count = item.chunk.table, len(item.chunk.token_ids)
+        self._manager.commit(table, item.chunk.token_ids)
+        caches = state.request.cache
+        if not caches or state.first_token_s is None:
+            state.num_computed_tokens += count
+        if sequence.num_remaining_tokens:
+            if state.first_token_s is None:
+                return [Progress(state.request.request_id, table.num_tokens, state.num_prompt_tokens)]
+            return []
+        if caches and table.num_tokens == state.num_prompt_tokens:
+            self._manager.keep_tail(table)
+        sequences = [sequence, *(self._fork(sequence) if sequence.awaits_forks else ())]
+        if state.first_token_s is None:
+            state.first_token_s = time.perf_counter()
+        events: list[Event] = []
+        for answer in sequences:
+            try:
+                sample = answer.sampler.sample(logits, len(answer.token_ids))
+            except OctavoError as error:
+                return events + self._fail(state.request.request_id, error)
+            events += self._append(answer, sample)
+            if not caches and answer.finish_reason is None:
+                self._scheduler.forget_blocks(answer)
+        return events
+
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        forks = []
+        for index in range(1, sequence.state.request.params.n):
+            fork = self._sequence(sequence.state, index)
+            if sequence.table is not None:
+                fork.table = self._manager.fork(sequence.table)
+            forks.append(fork)
+        self._sequences[sequence.state.request.request_id] += forks
+        self._scheduler.running += forks
+        return forks
+
+    def _append(self, sequence: Sequence, sample: Sample) -> list[Event]:
+        """Adds a sampled token to an answer, and ends it where that is due."""
+        params, state = sequence.state.request.params, sequence.state
+        token_id = sample.token_id
+        sequence.token_ids.append(token_id)
+        sequence.sampler.accept(token_id)
+        logprobs = () if sample.logprob is None else (sample.logprob,)
+        sequence.logprobs += logprobs
+        ends = token_id in params.stop_token_ids or (token_id in self._eos and not params.ignore_eos)
+        text = "" if ends else sequence.detokenizer.push(token_id)
+        num_generated = len(sequence.token_ids) - state.num_prompt_tokens
+        reason: FinishReason | None = None
+        if ends or sequence.detokenizer.stopped is not None:
+            reason = "stop"
+        elif params.max_tokens is not None and num_generated >= params.max_tokens:
+            reason = "length"
+        elif len(sequence.token_ids) >= self.context:
+            reason = "length"
+            state.notes.append(
+                f"The answer ends here: the context window of {self.context:,} tokens is full."
+            )
+        if reason is None:
+            sequence.text += text
+            return [Delta(state.request.request_id, sequence.index, text, (token_id,), logprobs)]
+        return self._finish(sequence, reason, text + sequence.detokenizer.finish(), (token_id,), sample)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        text: str,
+        token_ids: SequenceOf[int] = (),
+        sample: Sample | None = None,
+    ) -> list[Event]:
+        state = sequence.state
+        request_id = state.request.request_id
+        sequence.text += text
+        if reason == "length" and sequence.detokenizer.stopped is not None:
+            reason = "stop"  # the text held back at the end turned out to be a stop string
+        sequence.finish_reason = reason
+        self._scheduler.release(sequence)
+        state.choices[sequence.index] = sequence.choice()
+        reply = None
+        if state.finished:
+            del self._sequences[request_id]
+            reply = Reply(
+                request_id=request_id,
+                choices=tuple(state.choices[index] for index in sorted(state.choices)),
+                usage=state.usage(),
+                timings=state.timings(),
+                memory=self.memory(),
+                seed=state.seed,
+                why=state.why,
+                notes=tuple(dict.fromkeys(state.notes)),
+            )
+        logprobs = () if sample is None or sample.logprob is None else (sample.logprob,)
+        return [Delta(request_id, sequence.index, text, tuple(token_ids), logprobs, reason, reply)]
+
+    def _fail(self, request_id: str, error: Exception) -> list[Event]:
+        for sequence in self._sequences.pop(request_id, ()):
+            self._scheduler.release(sequence)
+        return [Failure(request_id, error)]
+
+    def _stuck(self) -> list[Event]:
+        """Nothing could be scheduled: the oldest sequence fills the cache by itself, so its answer ends."""
+        if not self._scheduler.running:
+            return []
+        sequence = self._scheduler.running[0]
+        have = self._plan.num_blocks * BLOCK_SIZE
+        sequence.state.notes.append(
+            f"The answer ends here: the cache of {have:,} tokens is full. Raise kv_memory."
+        )
+        return self._finish(sequence, "length", sequence.detokenizer.finish())

@@ -1,0 +1,254 @@
+"""The engine as callers see it: prompts in, text out, from any thread or event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
+
+import psutil
+import torch
+
+from octavo.config import EngineConfig, SamplingParams, parse_bytes
+from octavo.engine.core import EngineCore
+from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
+from octavo.errors import EngineStopped, InvalidRequest
+from octavo.kv.planner import default_budget_bytes
+from octavo.models.load import load_model
+from octavo.models.loaded import LoadedModel, Progress
+from octavo.models.prepare import resolve_dtype
+
+Sink = Callable[[Event], None]
+T = TypeVar("T")
+
+
+class TokenEngine:
+    """Generates from prompts. Safe to share between threads; many requests run in one batch.
+
+    Args:
+        model: a bundled name, a folder, a GGUF file, a hub id, or a `LoadedModel` (taken over, changed in place).
+        kv_memory: budget of the cache, bytes or for example `"2GiB"`; a share of free memory by default.
+        progress: called with (stage, done, total) while loading.
+        settings: the other fields of `EngineConfig`.
+
+    Raises:
+        UserError: the model or a setting cannot be used; the message says why and what to do.
+        NotEnoughMemory: the weights do not fit.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | LoadedModel,
+        *,
+        kv_memory: int | str | None = None,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> None:
+        try:
+            config = EngineConfig(
+                kv_memory_bytes=None if kv_memory is None else parse_bytes(kv_memory), **settings
+            )
+        except TypeError as error:
+            raise InvalidRequest(f"An engine has no such setting: {error}.") from None
+        dtype = resolve_dtype(config.dtype, config.device)
+        loaded = (
+            model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, progress=progress)
+        )
+        self.name = loaded.name
+        self.tokenizer = loaded.tokenizer
+        self.eos_token_ids = loaded.eos_token_ids
+        self.fingerprint = loaded.fingerprint
+        budget = config.kv_memory_bytes or default_budget_bytes(psutil.virtual_memory().available)
+        self._core = EngineCore(loaded, config, budget)
+        self.config = config
+        self.context = self._core.context
+        self._ids = itertools.count()
+        self._sinks: dict[str, Sink] = {}
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._died: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt; special tokens written in the text become their ids."""
+        return list(self.tokenizer.encode(text))
+
+    def stream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
+    ) -> Iterator[Event]:
+        """Generates, yielding `Delta`s (the last one has the `reply`) and `Progress` of a long prefill.
+
+        Closing the iterator aborts the request.
+
+        Raises:
+            InvalidRequest: the request can never be answered; raised before anything is computed.
+            EngineStopped: the engine was closed.
+        """
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        request_id = self._submit(prompt, params, sampling, events.put)
+        return self._events(request_id, events)
+
+    async def astream(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
+    ) -> AsyncIterator[Event]:
+        """`stream` for an event loop."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+
+        def put(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        request_id = await asyncio.to_thread(self._submit, prompt, params, sampling, put)
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, Failure):
+                    raise event.error
+                yield event
+                if isinstance(event, Delta) and event.reply is not None:
+                    return
+        finally:
+            self._forget(request_id)
+
+    def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
+    ) -> Reply:
+        """Generates and returns the whole reply; see `stream`."""
+        for event in self.stream(prompt, params, **sampling):
+            if isinstance(event, Delta) and event.reply is not None:
+                return event.reply
+        raise EngineStopped("The engine ended the request without a reply.")
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; its stream then yields a last delta with finish reason `abort`."""
+        self._commands.put(lambda: self._dispatch(self._core.abort(request_id)))
+
+    def memory(self) -> MemoryReport:
+        """Bytes of weights and cache, apart."""
+        return self._ask(self._core.memory)
+
+    def clear(self) -> int:
+        """Forgets everything reusable; the model stays loaded. Returns the bytes given back to the system."""
+        return self._ask(self._core.clear)
+
+    def check_integrity(self) -> None:
+        """Raises when the cache's bookkeeping contradicts itself."""
+        self._ask(self._core.check_integrity)
+
+    def close(self) -> None:
+        """Ends running requests and the engine's thread. Closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._commands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _events(self, request_id: str, events: queue.SimpleQueue[Event]) -> Iterator[Event]:
+        try:
+            while True:
+                event = events.get()
+                if isinstance(event, Failure):
+                    raise event.error
+                yield event
+                if isinstance(event, Delta) and event.reply is not None:
+                    return
+        finally:
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        """Aborts the request if it still runs, and drops its events."""
+        if self._sinks.pop(request_id, None) is not None and not self._closed:
+            self.abort(request_id)
+
+    def _submit(
+        self, prompt: str | Sequence[int], params: SamplingParams | None, sampling: dict[str, Any], sink: Sink
+    ) -> str:
+        cache = bool(sampling.pop("cache", self.config.cache))
+        namespace = str(sampling.pop("cache_namespace", ""))
+        if params is not None and sampling:
+            raise InvalidRequest("Give either params or single sampling settings, not both.")
+        if params is None:
+            params = make_params(sampling)
+        token_ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        request_id = f"request-{next(self._ids)}"
+        request = Request(request_id, tuple(token_ids), params, namespace, cache and self.config.cache)
+        self._sinks[request_id] = sink
+        try:
+            self._ask(lambda: self._core.add(request))
+        except BaseException:
+            self._forget(request_id)  # an interrupt may leave it accepted with nobody to hear it
+            raise
+        return request_id
+
+    def _ask(self, function: Callable[[], T]) -> T:
+        """Runs `function` on the engine's thread, between two steps, and returns its result."""
+        if self._closed or self._died is not None:
+            raise self._stopped()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._commands.put(run)
+        while True:
+            try:
+                return future.result(timeout=1.0)
+            except TimeoutError:
+                if not self._thread.is_alive() and not future.done():
+                    raise self._stopped() from self._died
+
+    def _stopped(self) -> EngineStopped:
+        reason = "it was closed" if self._died is None else f"its thread died of {self._died!r}"
+        return EngineStopped(f"The engine does not run any more: {reason}. Make a new one.")
+
+    def _run(self) -> None:
+        try:
+            if self.config.threads is not None:
+                torch.set_num_threads(self.config.threads)
+            while True:
+                while not self._core.has_work or not self._commands.empty():
+                    command = self._commands.get()
+                    if command is None:
+                        return
+                    command()
+                self._dispatch(self._core.step())
+        except BaseException as error:
+            self._died = error
+        finally:
+            # Whoever still waits is told.
+            for request_id, sink in list(self._sinks.items()):
+                sink(Failure(request_id, self._stopped()))
+
+    def _dispatch(self, events: list[Event]) -> None:
+        for event in events:
+            last = isinstance(event, Failure) or (isinstance(event, Delta) and event.reply is not None)
+            sink = self._sinks.pop(event.request_id, None) if last else self._sinks.get(event.request_id)
+            if sink is not None:
+                sink(event)
+
+
+def make_params(sampling: dict[str, Any]) -> SamplingParams:
+    """Sampling parameters from keywords.
+
+    Raises:
+        InvalidRequest: a keyword does not exist or its value is out of range.
+    """
+    try:
+        return SamplingParams(**sampling)
+    except (TypeError, AttributeError) as error:
+        raise InvalidRequest(f"A sampling setting cannot be used: {error}.") from None

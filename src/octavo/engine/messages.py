@@ -1,0 +1,174 @@
+"""What goes into the engine and what comes out: plain values, nothing shared with the caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from octavo.config import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+WhyCause = Literal[
+    "new",  # nothing like it was computed before
+    "below_one_block",  # the shared part ends inside a block whose raw tail is gone
+    "changed_token",  # an earlier sequence shares the beginning, then differs
+    "evicted",  # it was there and left memory
+    "cleared",  # the cache was cleared since
+    "no_cache",  # the cache is switched off
+    "preempted",  # computed, given up under pressure, computed again
+    "context_dropped",  # whole turns were dropped to fit the window
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be answered. `cache_namespace` separates tenants: nothing is shared across it."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    cache_namespace: str = ""
+    cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why less than every earlier token was reused.
+
+    `position` is the first prompt token that had to be computed again although it, or a token in its
+    place, had been computed before; `num_recomputed_tokens` counts those that were known and computed again.
+    """
+
+    cause: WhyCause
+    position: int
+    num_recomputed_tokens: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request. `prompt_tokens == cached_tokens + computed_tokens` with the cache on.
+
+    Without the cache `computed_tokens` counts every token of every step.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, and decoded tokens a second (0.0 when a single token was generated)."""
+
+    queue_s: float
+    prefill_s: float
+    ttft_s: float
+    total_s: float
+    decode_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Bytes: weights apart from the key-value cache.
+
+    `kv_allocated_bytes` is held from the system; `kv_used_bytes` belongs to running sequences;
+    `kv_reusable_bytes` is kept for later hits; `kv_budget_bytes` is never passed.
+    """
+
+    weights_bytes: int
+    kv_used_bytes: int
+    kv_reusable_bytes: int
+    kv_allocated_bytes: int
+    kv_budget_bytes: int
+    kv_bytes_per_token: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A chosen token's natural-log probability and the most likely alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer to a prompt. `stop` is the stop string or token id that ended it."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The whole answer, sent once when the last choice has finished.
+
+    `notes` are sentences for a person: what was dropped, why the answer ended early.
+    """
+
+    request_id: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+    timings: Timings
+    memory: MemoryReport
+    seed: int
+    why: Why | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Newly generated text of one choice; whole characters only.
+
+    The last delta of a request carries the `reply`. A delta may have tokens and no text yet (a
+    character is still incomplete, or the text may turn out to be a stop string).
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    reply: Reply | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a long prefill has got, in prompt tokens."""
+
+    request_id: str
+    num_computed_tokens: int
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that could not be finished; the others go on."""
+
+    request_id: str
+    error: Exception
+
+
+Event = Delta | Progress | Failure

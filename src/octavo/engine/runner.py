@@ -1,0 +1,117 @@
+"""Runs a step: packs sequences into one forward pass over the pages of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from octavo.kernels import AttentionBatch
+from octavo.kv.planner import CachePlan
+from octavo.kv.storage.arena import OpenArena, SealedArena
+from octavo.kv.table import BlockTable, StepPlan
+from octavo.models.adapter import StepContext, forward
+from octavo.models.prepare import PreparedModel
+from octavo.spec import BLOCK_SIZE
+
+
+@dataclass(slots=True)
+class Chunk:
+    """New tokens of one sequence for one step, with the room that was allocated for them."""
+
+    token_ids: SequenceOf[int]
+    table: BlockTable
+    plan: StepPlan
+
+    @property
+    def sealed_block_ids(self) -> list[int]:
+        """The blocks that are full after the step."""
+        return self.table.block_ids[: (self.table.num_tokens + len(self.token_ids)) // BLOCK_SIZE]
+
+
+class Runner:
+    """A prepared model and the memory of its pages."""
+
+    def __init__(self, prepared: PreparedModel, plan: CachePlan, *, device: str, debug_fill: bool) -> None:
+        self._prepared = prepared
+        self._device = device
+        num_layers = prepared.spec.num_layers
+        self.sealed = SealedArena(
+            num_layers=num_layers,
+            page_bytes=plan.page_bytes,
+            num_blocks=plan.num_blocks,
+            slab_bytes=plan.slab_bytes,
+            device=device,
+            debug_fill=debug_fill,
+        )
+        self.opened = OpenArena(
+            num_layers=num_layers,
+            page_bytes=plan.open_page_bytes,
+            num_slots=plan.num_slots,
+            device=device,
+            debug_fill=debug_fill,
+        )
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self._prepared.kernels.workspace_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the cache held from the system."""
+        return self.sealed.allocated_bytes + self.opened.allocated_bytes
+
+    def run(self, chunks: SequenceOf[Chunk]) -> torch.Tensor:
+        """Computes the chunks' tokens; returns float32 logits `[len(chunks), vocabulary]` of their last ones."""
+        for chunk in chunks:
+            self._make_room(chunk)
+        ids: list[int] = []
+        positions: list[int] = []
+        for chunk in chunks:
+            start = chunk.table.num_tokens
+            ids += chunk.token_ids
+            positions += range(start, start + len(chunk.token_ids))
+        batch = self._batch(chunks)
+        kernels = self._prepared.kernels
+        context = StepContext(
+            step=kernels.begin(batch),
+            sealed=self.sealed.layers,
+            opened=self.opened.layers,
+            context=self._prepared.context,
+            num_rows=len(ids),
+        )
+        last_rows = torch.from_numpy(batch.query_starts[1:] - 1)
+        logits = forward(
+            self._prepared.model,
+            torch.tensor(ids, device=self._device),
+            torch.tensor(positions, device=self._device),
+            last_rows.to(self._device),
+            context,
+        )
+        return logits.float().cpu()
+
+    def _make_room(self, chunk: Chunk) -> None:
+        first_new = chunk.table.num_tokens // BLOCK_SIZE
+        self.sealed.touch(chunk.sealed_block_ids[first_new:])
+        self.opened.touch([chunk.plan.slot])
+        if chunk.plan.copy_from is not None:
+            self.opened.copy(chunk.plan.copy_from, chunk.plan.slot)
+
+    def _batch(self, chunks: SequenceOf[Chunk]) -> AttentionBatch:
+        tables = [chunk.sealed_block_ids for chunk in chunks]
+        per_slab, slab_bytes = self.sealed.blocks_per_slab, self.sealed.slab_bytes
+        block_ids = np.fromiter((b for table in tables for b in table), dtype=np.int64)
+        return AttentionBatch(
+            query_starts=_starts(len(chunk.token_ids) for chunk in chunks),
+            context_lens=np.array([chunk.table.num_tokens for chunk in chunks], dtype=np.int64),
+            table_starts=_starts(len(table) for table in tables),
+            block_offsets=block_ids // per_slab * slab_bytes + block_ids % per_slab * self.sealed.page_bytes,
+            slots=np.array([self.opened.offset(chunk.plan.slot) for chunk in chunks], dtype=np.int64),
+        )
+
+
+def _starts(lengths: object) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    counts = np.fromiter(lengths, dtype=np.int64)  # type: ignore[call-overload]
+    return np.concatenate(([0], np.cumsum(counts)), dtype=np.int64)

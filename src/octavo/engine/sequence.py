@@ -1,0 +1,120 @@
+"""A request on its way through the engine, and its sequences: one for each answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from octavo.engine.detokenizer import Detokenizer
+from octavo.engine.messages import Choice, FinishReason, Request, Timings, TokenLogprob, Usage, Why
+from octavo.engine.sampler import TokenSampler
+from octavo.kv.table import BlockTable
+
+
+@dataclass(eq=False, slots=True)
+class RequestState:
+    """What the sequences of one request share."""
+
+    request: Request
+    namespace: bytes
+    seed: int
+    arrived_s: float = field(default_factory=time.perf_counter)
+    started_s: float | None = None
+    first_token_s: float | None = None
+    num_cached_tokens: int = 0
+    num_computed_tokens: int = 0
+    why: Why | None = None
+    notes: list[str] = field(default_factory=list)
+    choices: dict[int, Choice] = field(default_factory=dict)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.choices) == self.request.params.n
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            cached_tokens=self.num_cached_tokens,
+            computed_tokens=self.num_computed_tokens,
+            completion_tokens=sum(len(choice.token_ids) for choice in self.choices.values()),
+        )
+
+    def timings(self) -> Timings:
+        now = time.perf_counter()
+        started = self.started_s or now
+        first = self.first_token_s or now
+        decoded = sum(max(0, len(choice.token_ids) - 1) for choice in self.choices.values())
+        return Timings(
+            queue_s=started - self.arrived_s,
+            prefill_s=first - started,
+            ttft_s=first - self.arrived_s,
+            total_s=now - self.arrived_s,
+            decode_tokens_per_s=decoded / (now - first) if decoded and now > first else 0.0,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One answer: the prompt's tokens and those generated so far.
+
+    `table` is None while nothing of it is in the cache: waiting, preempted, or between two steps of a
+    request without cache.
+    """
+
+    state: RequestState
+    index: int
+    token_ids: list[int]
+    sampler: TokenSampler
+    detokenizer: Detokenizer
+    table: BlockTable | None = None
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.state.num_prompt_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens whose keys and values have not been computed."""
+        return len(self.token_ids) - (self.table.num_tokens if self.table else 0)
+
+    @property
+    def generated_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def awaits_forks(self) -> bool:
+        """Whether this sequence still stands for the whole request, whose other answers fork from it."""
+        return (
+            self.index == 0
+            and self.state.request.params.n > 1
+            and len(self.token_ids) == self.num_prompt_tokens
+        )
+
+    @property
+    def num_places(self) -> int:
+        """Places among the running that it takes, those of its forks to come included."""
+        return self.state.request.params.n if self.awaits_forks else 1
+
+    def choice(self) -> Choice:
+        """The answer as it is now."""
+        assert self.finish_reason is not None
+        generated = self.generated_ids
+        stop: str | int | None = None
+        if self.finish_reason == "stop":
+            stop = self.detokenizer.stopped if self.detokenizer.stopped is not None else generated[-1]
+        wants_logprobs = self.state.request.params.logprobs is not None
+        return Choice(
+            index=self.index,
+            text=self.text,
+            token_ids=tuple(generated),
+            finish_reason=self.finish_reason,
+            stop=stop,
+            logprobs=tuple(self.logprobs) if wants_logprobs else None,
+        )

@@ -1,0 +1,36 @@
+"""Names of blocks: keyed hash chains that are the same in every process and on every machine."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+
+ROOT_HASH = bytes(16)
+"""Stands in for the parent's hash at a sequence's first block."""
+
+BlockHash = Callable[[bytes, bytes, Sequence[int]], bytes]
+"""A function such as `block_hash`."""
+
+
+def namespace_key(fields: Mapping[str, str | int]) -> bytes:
+    """The 32-byte key of everything that must agree before a block may be shared.
+
+    `fields` holds the tenant, the model's fingerprint, the format, the numerics id and so on. Their order
+    does not matter; the number 1 and the text "1" are different.
+    """
+    text = json.dumps(dict(fields), sort_keys=True, separators=(",", ":"))
+    return blake2b(text.encode(), digest_size=32).digest()
+
+
+def block_hash(namespace: bytes, parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The 16-byte hash of a block: BLAKE2b keyed with `namespace` over the parent's hash and the token ids.
+
+    Raises:
+        ValueError: `namespace` is longer than 64 bytes.
+        struct.error: a token id is not in 0..2**32-1.
+    """
+    hasher = blake2b(parent, digest_size=16, key=namespace)
+    hasher.update(struct.pack(f"<{len(token_ids)}I", *token_ids))
+    return hasher.digest()

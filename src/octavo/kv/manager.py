@@ -1,0 +1,328 @@
+"""The cache's one door: which blocks and slots a sequence has, shares, gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from octavo.kv.block_pool import BlockPool
+from octavo.kv.eviction import LRU, EvictionPolicy
+from octavo.kv.explain import Departed, Miss, explain
+from octavo.kv.hashing import BlockHash, block_hash
+from octavo.kv.integrity import check_integrity
+from octavo.kv.prefix import Parent, PrefixIndex
+from octavo.kv.slots import OpenSlots
+from octavo.kv.table import BlockTable, PrefixMatch, StepPlan
+from octavo.kv.tails import Tail
+from octavo.spec import BLOCK_SIZE
+
+
+class KVCacheManager:
+    """Bookkeeping of the cache: token ids in, block and slot ids out. It moves no bytes.
+
+    A sequence's life is `match_prefix`, `start`, then for each step `allocate`, the engine's own work, and
+    `commit`; at the end `free`. If the step fails, `free` alone gives back what it was to fill.
+
+    A sealed block is free, held by sequences, or *reusable*: published, held by nobody, and evicted when
+    room is needed. Sequences let go of their deepest block first, so a block always becomes reusable, and
+    is evicted, before the one it continues.
+
+    Args:
+        num_blocks: sealed blocks that the budget allows, ids 0..num_blocks-1.
+        num_slots: open slots, ids 0..num_slots-1; as many as sequences may run at the same time are enough.
+        max_tails: raw tails kept at most; they live in slots that no sequence needs.
+        policy: order in which reusable blocks are evicted; least recently used first by default.
+        hash_function: names blocks; tests replace it.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        max_tails: int,
+        policy: EvictionPolicy | None = None,
+        hash_function: BlockHash = block_hash,
+    ) -> None:
+        if num_blocks < 1 or num_slots < 1 or max_tails < 0:
+            raise ValueError(
+                f"The cache needs at least one block and one slot, and tails cannot be negative; "
+                f"got num_blocks={num_blocks}, num_slots={num_slots}, max_tails={max_tails}."
+            )
+        self._index = PrefixIndex(hash_function)
+        self._blocks = BlockPool(num_blocks, self._index, LRU() if policy is None else policy, self._on_evict)
+        self._slots = OpenSlots(num_slots, max_tails, self._on_drop_tail)
+        self._departed = Departed(hash_function)
+        self._tables: set[BlockTable] = set()
+
+    # Reuse
+
+    def match_prefix(self, token_ids: Sequence[int], *, namespace: bytes) -> PrefixMatch:
+        """The longest prefix of a prompt that need not be computed; at least its last token is left.
+
+        Changes nothing: a match that is not started leaves no trace.
+        """
+        reusable = len(token_ids) - 1
+        block_ids: list[int] = []
+        parent: Parent = namespace
+        start = 0
+        while start + BLOCK_SIZE <= reusable:
+            block_id = self._index.find(namespace, parent, token_ids[start : start + BLOCK_SIZE])
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+            parent = block_id
+            start += BLOCK_SIZE
+        # Not a whole block: it would have to be sealed, and its pages are not here.
+        wanted = token_ids[start : max(0, min(start + BLOCK_SIZE - 1, reusable))]
+        slot, num_rows = self._slots.tails.longest(parent, wanted)
+        return PrefixMatch(namespace, tuple(block_ids), slot, num_rows)
+
+    def explain(self, match: PrefixMatch, token_ids: Sequence[int]) -> Miss | None:
+        """Why the prompt's match is not longer; None if only its last token is left to compute.
+
+        Ask before the manager is changed: afterwards the prompt's own blocks would be taken for older ones.
+        """
+        return explain(match, token_ids, self._index, self._slots.tails, self._departed)
+
+    def start(self, match: PrefixMatch, token_ids: Sequence[int], *, publish: bool = True) -> BlockTable:
+        """A table for a new sequence that holds what was matched. It needs no room.
+
+        With `publish` False what the sequence computes is its own and is never matched.
+
+        Raises:
+            ValueError: the match is of another prompt, or the manager was changed since.
+        """
+        table = BlockTable(
+            match.namespace,
+            list(token_ids[: match.num_tokens]),
+            list(match.block_ids),
+            match.tail_slot,
+            publishes=publish,
+        )
+        if not self._is_current(match, table):
+            raise ValueError(
+                f"This match of {match.num_tokens} tokens is out of date or of another prompt. "
+                "Call match_prefix again, and start before anything else is changed."
+            )
+        self._register(table)
+        if table.slot is not None:
+            self._slots.tails.touch(table.slot)
+        return table
+
+    # Steps
+
+    def allocate(self, table: BlockTable, num_tokens: int) -> StepPlan | None:
+        """Make room for the next `num_tokens` tokens; reusable blocks and tails are evicted as needed.
+
+        The blocks that the step fills are appended to `table.block_ids`: the engine seals them in the step.
+        None if there is no room; then nothing has changed.
+
+        Raises:
+            ValueError: `num_tokens` is not positive, or the table is not running or has a step under way.
+        """
+        self._require_idle(table)
+        if num_tokens < 1:
+            raise ValueError(f"A step has at least one token, not {num_tokens}.")
+        num_full = (table.num_tokens + num_tokens) // BLOCK_SIZE - len(table.block_ids)
+        if num_full > self._blocks.num_available:
+            return None
+        plan = self._slots.plan_step(table.slot, table.num_tokens, num_tokens)
+        if plan is None:
+            return None
+        table.slot = plan.slot
+        table.block_ids += [self._blocks.take() for _ in range(num_full)]
+        table.num_pending = num_tokens
+        return plan
+
+    def commit(self, table: BlockTable, token_ids: Sequence[int]) -> None:
+        """The allocated step succeeded with these tokens: publish the blocks that it filled.
+
+        Where an equal block is already published, the table takes that one over and frees its own: the
+        bytes are the same. So `block_ids` may change for blocks that this step filled.
+
+        Raises:
+            ValueError: these are not as many tokens as were allocated.
+        """
+        self._require_running(table)
+        if len(token_ids) != table.num_pending or not token_ids:
+            raise ValueError(
+                f"The step was allocated for {table.num_pending} tokens and committed with {len(token_ids)}."
+            )
+        num_sealed = table.num_tokens // BLOCK_SIZE
+        table.token_ids += token_ids
+        table.num_pending = 0
+        for block in range(num_sealed, len(table.block_ids)):
+            if table.publishes:
+                block_id = self._blocks.publish(
+                    table.block_ids[block], table.namespace, table.parent(block), table.block_token_ids(block)
+                )
+                if block_id is None:
+                    table.publishes = False
+                else:
+                    table.block_ids[block] = block_id
+
+    # Changes of a sequence
+
+    def keep_tail(self, table: BlockTable) -> None:
+        """Keep the raw rows of the last block, so that a prompt that ends here computes one token only."""
+        self._require_idle(table)
+        if table.slot is not None and table.publishes:
+            block = table.last_block_start // BLOCK_SIZE
+            tail = Tail(table.namespace, table.parent(block), table.block_token_ids(block))
+            self._slots.keep_tail(table.slot, tail)
+
+    def fork(self, table: BlockTable) -> BlockTable:
+        """A second sequence with the same tokens. Both go on on their own; what is written is shared."""
+        self._require_idle(table)
+        copy = replace(table, token_ids=list(table.token_ids), block_ids=list(table.block_ids))
+        self._register(copy)
+        return copy
+
+    def truncate(self, table: BlockTable, num_tokens: int) -> int:
+        """Roll the sequence back to `num_tokens` tokens, or fewer; returns how many are left.
+
+        Inside a sealed block the raw rows are gone, so all of the block's tokens go, except those that a
+        raw tail has.
+
+        Raises:
+            ValueError: `num_tokens` is not in 0..table.num_tokens, or the table is not running or has a
+                step under way.
+        """
+        self._require_idle(table)
+        if not 0 <= num_tokens <= table.num_tokens:
+            raise ValueError(f"Cannot truncate {table.num_tokens} tokens to {num_tokens}.")
+        if num_tokens == table.num_tokens:
+            return num_tokens
+        if table.slot is None or num_tokens <= table.last_block_start:
+            block, num_rows = divmod(num_tokens, BLOCK_SIZE)
+            wanted = table.block_token_ids(block)[:num_rows]
+            slot, num_rows = self._slots.tails.longest(table.parent(block), wanted)
+            num_tokens = block * BLOCK_SIZE + num_rows
+            if slot is not None:
+                self._slots.ids.share(slot)
+                self._slots.tails.touch(slot)
+            if table.slot is not None:
+                self._slots.release(table.slot)
+            table.slot = slot
+        num_full = num_tokens // BLOCK_SIZE
+        self._blocks.release(table.block_ids[num_full:])
+        del table.block_ids[num_full:], table.token_ids[num_tokens:]
+        return num_tokens
+
+    def free(self, table: BlockTable) -> None:
+        """The sequence has ended, or its step failed. What it published stays until room is needed.
+
+        Raises:
+            ValueError: the table was freed before.
+        """
+        self._require_running(table)
+        self._tables.remove(table)
+        self._blocks.release(table.block_ids)
+        if table.slot is not None:
+            self._slots.release(table.slot)
+
+    def clear(self) -> None:
+        """Forget all that could be reused.
+
+        Nothing computed up to now is ever matched again; running sequences go on undisturbed, and keep
+        what they compute to themselves.
+        """
+        for tail in self._slots.clear_tails():
+            self._departed.add_tail(tail, self._index.chain_hash(tail.parent), "cleared")
+        for block in self._blocks.clear():
+            self._departed.add_block(block.block_hash, "cleared")
+        for table in self._tables:
+            table.publishes = False
+
+    # Figures, all derived
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that hold nothing."""
+        return self._blocks.ids.num_free
+
+    @property
+    def num_reusable_blocks(self) -> int:
+        """Published blocks that no sequence holds."""
+        return len(self._blocks.reusable)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that running sequences hold."""
+        return self._blocks.ids.size - self.num_free_blocks - self.num_reusable_blocks
+
+    @property
+    def num_tails(self) -> int:
+        return len(self._slots.tails)
+
+    @property
+    def num_used_slots(self) -> int:
+        """Slots that running sequences hold."""
+        return len({table.slot for table in self._tables if table.slot is not None})
+
+    @property
+    def num_reusable_slots(self) -> int:
+        """Slots that only raw tails hold."""
+        return self._slots.ids.size - self._slots.ids.num_free - self.num_used_slots
+
+    def allocated_blocks(self) -> list[int]:
+        """Ids of the blocks that hold data, or will when the step under way has ended; ascending."""
+        return self._blocks.ids.allocated_ids()
+
+    def allocated_slots(self) -> list[int]:
+        """Ids of the slots that hold data, or will when the step under way has ended; ascending."""
+        return self._slots.ids.allocated_ids()
+
+    def check_integrity(self) -> None:
+        """Derive everything anew from the running tables. Raises IntegrityError at a contradiction."""
+        check_integrity(self._tables, self._blocks, self._slots)
+
+    # Inside
+
+    def _require_running(self, table: BlockTable) -> None:
+        if table not in self._tables:
+            raise ValueError("This table is not running: it was freed, or belongs to another manager.")
+
+    def _require_idle(self, table: BlockTable) -> None:
+        self._require_running(table)
+        if table.num_pending:
+            raise ValueError(
+                f"This table has a step of {table.num_pending} tokens under way. "
+                "Commit it, or free the table."
+            )
+
+    def _is_current(self, match: PrefixMatch, table: BlockTable) -> bool:
+        num_blocks = len(table.block_ids)
+        return (
+            table.num_tokens == match.num_tokens
+            and all(
+                self._index.holds(block_id, table.parent(block), table.block_token_ids(block))
+                for block, block_id in enumerate(table.block_ids)
+            )
+            and (
+                table.slot is None
+                or self._slots.tails.holds(
+                    table.slot, table.parent(num_blocks), table.block_token_ids(num_blocks)
+                )
+            )
+        )
+
+    def _register(self, table: BlockTable) -> None:
+        """Add a table as one more holder of its blocks and its slot."""
+        for block_id in table.block_ids:
+            self._blocks.hold(block_id)
+        if table.slot is not None:
+            self._slots.ids.share(table.slot)
+        self._tables.add(table)
+
+    def _on_evict(self, block_id: int) -> None:
+        for slot in self._slots.tails.continuing(block_id):
+            self._slots.drop_tail(slot)  # no match could lead to it any more
+        self._departed.add_block(self._index[block_id].block_hash, "evicted")
+
+    def _on_drop_tail(self, tail: Tail) -> None:
+        self._departed.add_tail(tail, self._index.chain_hash(tail.parent), "below_one_block")

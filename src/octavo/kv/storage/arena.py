@@ -1,0 +1,160 @@
+"""Page memory: address space reserved once, touched on demand, given back to the system when empty."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+
+import torch
+
+from octavo.errors import NotEnoughMemory
+from octavo.spec import cdiv
+
+HUGE_PAGE_BYTES = 2 << 20
+_MAP_NORESERVE = 0x4000
+
+
+class Region:
+    """`num_bytes` of memory, on the CPU without cost until touched.
+
+    On another device the memory is taken at once: torch offers no reservation there.
+    """
+
+    def __init__(self, num_bytes: int, *, device: str = "cpu", align: int = 4096) -> None:
+        self.device = device
+        self._align = align
+        if device == "cpu":
+            # The flags are Linux's; the kernel zeroes pages when they are touched.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            try:
+                self._map = mmap.mmap(-1, num_bytes + align, flags=flags)
+            except OSError as error:
+                raise NotEnoughMemory(
+                    f"The system does not grant {num_bytes:,} bytes of address space for the key-value cache "
+                    f"({error.strerror}). Set a smaller kv_memory."
+                ) from error
+            whole = torch.frombuffer(self._map, dtype=torch.uint8)
+            self._start = -whole.data_ptr() % align
+            self.bytes = whole[self._start : self._start + num_bytes]
+            if align >= HUGE_PAGE_BYTES:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            self.bytes = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+    def release(self, start: int, num_bytes: int) -> None:
+        """Gives bytes back to the system; they read as zero when touched again. `start` is page-aligned."""
+        if self.device == "cpu":
+            self._map.madvise(mmap.MADV_DONTNEED, self._start + start, num_bytes)
+
+
+class SealedArena:
+    """Sealed pages: for each layer its own slabs, a block id being the same index in every layer.
+
+    Args:
+        num_blocks: most blocks it will hold.
+        slab_bytes: unit in which one layer's memory is taken and given back.
+        debug_fill: fill fresh slabs with 0xFF (NaN in every float type), so that a read before a write shows.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        page_bytes: int,
+        num_blocks: int,
+        slab_bytes: int,
+        device: str = "cpu",
+        debug_fill: bool = False,
+    ) -> None:
+        self.page_bytes = page_bytes
+        self.slab_bytes = max(slab_bytes, cdiv(page_bytes, slab_bytes) * slab_bytes)
+        self.blocks_per_slab = self.slab_bytes // page_bytes
+        self.num_layers = num_layers
+        self._debug_fill = debug_fill
+        self._layer_bytes = cdiv(num_blocks, self.blocks_per_slab) * self.slab_bytes
+        align = min(self.slab_bytes, HUGE_PAGE_BYTES)
+        self._region = Region(self._layer_bytes * num_layers, device=device, align=align)
+        self._slabs: set[int] = set()
+        self.layers = [
+            self._region.bytes[layer * self._layer_bytes : (layer + 1) * self._layer_bytes]
+            for layer in range(num_layers)
+        ]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes held from the system."""
+        return len(self._slabs) * self.slab_bytes * self.num_layers
+
+    def offset(self, block_id: int) -> int:
+        """Bytes from the start of a layer to the page of a block."""
+        slab, index = divmod(block_id, self.blocks_per_slab)
+        return slab * self.slab_bytes + index * self.page_bytes
+
+    def touch(self, block_ids: Iterable[int]) -> None:
+        """Counts the slabs of blocks that are about to be written."""
+        for slab in {block_id // self.blocks_per_slab for block_id in block_ids} - self._slabs:
+            self._slabs.add(slab)
+            if self._debug_fill:
+                for layer in self.layers:
+                    layer[slab * self.slab_bytes : (slab + 1) * self.slab_bytes].fill_(0xFF)
+
+    def release_unused(self, block_ids: Iterable[int]) -> int:
+        """Gives every slab back that holds none of these blocks; returns the bytes given back."""
+        unused = self._slabs - {block_id // self.blocks_per_slab for block_id in block_ids}
+        for slab in unused:
+            for layer in range(self.num_layers):
+                self._region.release(layer * self._layer_bytes + slab * self.slab_bytes, self.slab_bytes)
+        self._slabs -= unused
+        return len(unused) * self.slab_bytes * self.num_layers
+
+
+class OpenArena:
+    """Open pages, raw: a slot holds one block's page of every layer, side by side."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        page_bytes: int,
+        num_slots: int,
+        device: str = "cpu",
+        debug_fill: bool = False,
+    ) -> None:
+        self._page_stride = cdiv(page_bytes, 64) * 64
+        self.slot_bytes = cdiv(self._page_stride * num_layers, mmap.PAGESIZE) * mmap.PAGESIZE
+        self._debug_fill = debug_fill
+        self._region = Region(self.slot_bytes * num_slots, device=device)
+        self._slots: set[int] = set()
+        # A layer's pages begin at its place in slot 0; offsets to other slots are whole slots.
+        self.layers = [self._region.bytes[layer * self._page_stride :] for layer in range(num_layers)]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes held from the system."""
+        return len(self._slots) * self.slot_bytes
+
+    def offset(self, slot: int) -> int:
+        """Bytes from a layer's first open page to its page in `slot`."""
+        return slot * self.slot_bytes
+
+    def touch(self, slots: Iterable[int]) -> None:
+        """Counts slots that are about to be written."""
+        for slot in set(slots) - self._slots:
+            self._slots.add(slot)
+            if self._debug_fill:
+                self._slot(slot).fill_(0xFF)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies a slot's pages of all layers."""
+        self._slot(target).copy_(self._slot(source))
+
+    def release_unused(self, slots: Iterable[int]) -> int:
+        """Gives every slot back that is not among these; returns the bytes given back."""
+        unused = self._slots - set(slots)
+        for slot in unused:
+            self._region.release(slot * self.slot_bytes, self.slot_bytes)
+        self._slots -= unused
+        return len(unused) * self.slot_bytes
+
+    def _slot(self, slot: int) -> torch.Tensor:
+        return self._region.bytes[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]

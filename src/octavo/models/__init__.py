@@ -1,0 +1,1 @@
+"""Models: names, downloads, files, and loading them with dense weights."""

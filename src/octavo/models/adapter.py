@@ -1,0 +1,133 @@
+"""The seam to transformers: its attention interface, asked with our own keyword.
+
+A packed step is `model(input_ids[1, T], position_ids[1, T], use_cache=False, octavo=StepContext)`. No mask
+function is registered under our name, so transformers builds no mask; the sequences' ends travel in the
+context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from octavo.errors import OctavoError, UnsupportedModel
+from octavo.kernels import AttentionStep
+
+ATTENTION_NAME = "octavo"
+_REFUSED = {
+    "softcap": "caps attention scores",
+    "s_aux": "has attention sinks",
+    "position_bias": "adds a position bias to the scores",
+    "head_mask": "masks heads",
+}
+
+
+@dataclass(slots=True)
+class StepContext:
+    """One step's attention and the pages of every layer.
+
+    `calls` counts the layers that asked: fewer than the model has would mean that a layer attended by
+    itself, without the cache.
+    """
+
+    step: AttentionStep
+    sealed: list[torch.Tensor]
+    opened: list[torch.Tensor]
+    context: int
+    num_rows: int
+    calls: int = 0
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    octavo: StepContext | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: `[1, heads, T, dim]` in, `[1, T, heads, dim]` out."""
+    if octavo is None:
+        raise OctavoError("This model belongs to an octavo.Engine; ask the engine, not the model.")
+    if module.training or dropout or (torch.is_grad_enabled() and query.requires_grad):
+        raise OctavoError("Octavo only infers: call model.eval() and run without gradients.")
+    if sliding_window is not None and sliding_window < octavo.context:
+        raise UnsupportedModel(
+            f"{type(module).__name__} slides over {sliding_window} tokens; the context is longer."
+        )
+    for name, reason in _REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise UnsupportedModel(f"{type(module).__name__} {reason}, which is not supported yet.")
+    if attention_mask is not None:
+        raise UnsupportedModel(f"{type(module).__name__} builds an attention mask of its own.")
+    layer = module.layer_idx
+    octavo.calls += 1
+    rows = octavo.num_rows
+    out = octavo.step.attend(
+        query[0].transpose(0, 1)[:rows],
+        key[0].transpose(0, 1)[:rows],
+        value[0].transpose(0, 1)[:rows],
+        octavo.sealed[layer],
+        octavo.opened[layer],
+        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+    )
+    if rows < query.shape[2]:  # the row that keeps experts from running on one row alone
+        out = torch.cat((out, out[-1:]))
+    return out[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+def attach(model: Any) -> None:
+    """Makes `model` attend through the cache and its experts independent of the batch's routing."""
+    model.requires_grad_(False)
+    model.set_attn_implementation(ATTENTION_NAME)
+    if _has_experts(model):
+        model.set_experts_implementation("batched_mm")
+
+
+def _has_experts(model: Any) -> bool:
+    return hasattr(model.config, "num_experts") or hasattr(model.config, "num_local_experts")
+
+
+def forward(
+    model: Any, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: StepContext
+) -> torch.Tensor:
+    """One packed step.
+
+    Args:
+        token_ids, positions: int64 `[T]`.
+        rows: int64 `[R]`, the rows whose logits are wanted.
+
+    Returns:
+        Logits `[R, vocabulary]` in the compute dtype.
+
+    Raises:
+        UnsupportedModel: a layer did not go through the cache.
+    """
+    context.calls = 0
+    if len(token_ids) == 1 and _has_experts(model):
+        token_ids, positions = token_ids.expand(2), positions.expand(2)
+    out = model(
+        input_ids=token_ids[None],
+        position_ids=positions[None],
+        attention_mask=None,
+        use_cache=False,
+        logits_to_keep=rows,
+        octavo=context,
+    )
+    if context.calls != len(context.sealed):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has {len(context.sealed)} layers and {context.calls} of them attended through "
+            "the cache; the others would compute wrong answers."
+        )
+    logits: torch.Tensor = out.logits[0]
+    return logits

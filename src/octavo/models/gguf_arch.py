@@ -1,0 +1,270 @@
+"""From a GGUF header to a transformers config and parameter names, undoing what llama.cpp's converter did."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from octavo.errors import InvalidModelFile, UnsupportedModel
+from octavo.models.gguf_header import Header, Tensor
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of the rotary frequencies: how a GGUF says what Llama 3.1 and later call `rope_type: llama3`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How one `general.architecture` maps to a family of transformers.
+
+    Attributes:
+        model_type: of the config.
+        names: stem of a GGUF name (`blk.N.` left out for a layer's) -> stem of the parameter's.
+        layers: prefix of a layer's parameters.
+        keys: GGUF key (without the architecture) -> config field. All have to be there.
+        interleaved_heads: query and key rows are stored with each head's two halves interleaved.
+        transposed: stems whose weight transformers keeps with the input dimension first.
+    """
+
+    model_type: str
+    names: Mapping[str, str]
+    keys: Mapping[str, str]
+    layers: str = "model.layers"
+    interleaved_heads: bool = False
+    transposed: frozenset[str] = field(default_factory=frozenset)
+
+
+_KEYS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+_RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_DECODER = _ENDS | _NORMS | _ATTENTION | _MLP
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", _DECODER, _KEYS | _RMS, interleaved_heads=True),
+    "qwen2": Architecture("qwen2", _DECODER, _KEYS | _RMS),
+    "qwen3": Architecture(
+        "qwen3",
+        _DECODER | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+        _KEYS | _RMS,
+    ),
+    "phi3": Architecture(
+        "phi3",
+        _ENDS
+        | _NORMS
+        | {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
+        | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
+        _KEYS | _RMS,
+    ),
+    "starcoder2": Architecture(
+        "starcoder2",
+        _ENDS | _NORMS | _ATTENTION | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        _KEYS | {"attention.layer_norm_epsilon": "norm_epsilon"},
+    ),
+    "gpt2": Architecture(
+        "gpt2",
+        {
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+            "attn_norm": "ln_1",
+            "ffn_norm": "ln_2",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        {
+            "block_count": "n_layer",
+            "context_length": "n_positions",
+            "embedding_length": "n_embd",
+            "feed_forward_length": "n_inner",
+            "attention.head_count": "n_head",
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        },
+        layers="transformer.h",
+        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+    ),
+}
+_LAYER_NAME = re.compile(r"blk\.([0-9]{1,6})\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter of the model, and the tensor it is read from.
+
+    Attributes:
+        name: of the parameter, or `ROPE_FACTORS`.
+        interleaved_heads: 0, or the heads whose halves are interleaved in the tensor's rows.
+        transposed: the tensor's rows are the parameter's columns.
+    """
+
+    name: str
+    tensor: Tensor
+    interleaved_heads: int = 0
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the parameter."""
+        return self.tensor.shape[::-1] if self.transposed else self.tensor.shape
+
+
+def architecture_of(header: Header) -> Architecture:
+    """How the file's model maps to transformers.
+
+    Raises:
+        InvalidModelFile: the header names no architecture, or the file is one part of several.
+        UnsupportedModel: it cannot be read from a GGUF file.
+    """
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise InvalidModelFile(f"{header.path} names no architecture, so it does not hold a language model.")
+    parts = header.metadata.get("split.count", 0)
+    if isinstance(parts, int) and parts > 1:
+        raise InvalidModelFile(
+            f"{header.path} is one of {parts} parts of a model. Merge them with `llama-gguf-split --merge` "
+            "first."
+        )
+    if name not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{header.path} holds a model of architecture {name!r}; from GGUF files "
+            f"{', '.join(ARCHITECTURES)} can be read. Take the model's safetensors folder or hub id instead."
+        )
+    return ARCHITECTURES[name]
+
+
+def config_fields(header: Header) -> dict[str, Any]:
+    """Fields of the transformers config, `model_type` among them.
+
+    Raises:
+        InvalidModelFile: something needed is missing or contradicts the tensors.
+        UnsupportedModel: the model rotates positions in a way that cannot be read from a GGUF file.
+    """
+    architecture = architecture_of(header)
+    prefix = header.metadata["general.architecture"]
+
+    def get(key: str, kind: type[int] | type[float] = int, default: Any = None) -> Any:
+        value = header.metadata.get(f"{prefix}.{key}", default)
+        if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < inf:
+            what = "is missing" if value is None else f"is {str(value)[:40]}"
+            raise InvalidModelFile(f"{header.path} cannot be read: {prefix}.{key} {what} in its header.")
+        return value
+
+    fields: dict[str, Any] = {
+        config_field: get(key, float if key.endswith("epsilon") else int)
+        for key, config_field in architecture.keys.items()
+    }
+    layers = {int(match[1]) for match in map(_LAYER_NAME.fullmatch, header.tensors) if match}
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or embedding.shape[1:] != (get("embedding_length"),):
+        raise InvalidModelFile(
+            f"{header.path} cannot be read: its token embedding is missing or has another width."
+        )
+    if max(layers, default=-1) + 1 != get("block_count"):
+        raise InvalidModelFile(
+            f"{header.path} cannot be read: its header says {get('block_count'):,} layers, and its tensors "
+            f"say {max(layers, default=-1) + 1:,}."
+        )
+    fields |= {
+        "model_type": architecture.model_type,
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+    for token in ("bos", "eos", "padding"):
+        token_id = header.metadata.get(f"tokenizer.ggml.{token}_token_id")
+        known = isinstance(token_id, int) and 0 <= token_id < embedding.shape[0]
+        fields[f"{token}_token_id"] = token_id if known else None
+    fields["pad_token_id"] = fields.pop("padding_token_id")
+    if architecture.model_type == "gpt2":
+        return fields
+
+    num_heads = get("attention.head_count")
+    head_dim = get("attention.key_length", default=get("embedding_length") // num_heads)
+    rotated = get("rope.dimension_count", default=head_dim)
+    fields |= {
+        "num_key_value_heads": get("attention.head_count_kv", default=num_heads),
+        "head_dim": head_dim,
+        "rope_parameters": {"rope_theta": get("rope.freq_base", float, 10_000.0)}
+        | _rope_scaling(header, prefix),
+        "sliding_window": header.metadata.get(f"{prefix}.attention.sliding_window"),
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+    }
+    if architecture.model_type == "phi3":
+        fields["rope_parameters"]["partial_rotary_factor"] = rotated / head_dim
+    elif rotated != head_dim:
+        raise UnsupportedModel(
+            f"{header.path} rotates {rotated} of the {head_dim} dimensions of a head, which {prefix} models "
+            "in transformers do not. Take the model's safetensors folder or hub id instead."
+        )
+    return fields
+
+
+def _rope_scaling(header: Header, prefix: str) -> dict[str, Any]:
+    """The scaling of rotary positions, as fields of `rope_parameters`."""
+    kind = header.metadata.get(f"{prefix}.rope.scaling.type", "linear")
+    factor = header.metadata.get(f"{prefix}.rope.scaling.factor") or header.metadata.get(
+        f"{prefix}.rope.scale_linear"
+    )
+    stretched = any(name.startswith("rope_factors") for name in header.tensors)
+    if not stretched and (kind == "none" or (kind == "linear" and factor in (None, 0, 1))):
+        return {"rope_type": "default"}
+    if not stretched and kind == "linear" and isinstance(factor, float) and 0 < factor < inf:
+        return {"rope_type": "linear", "factor": factor}
+    raise UnsupportedModel(
+        f"{header.path} scales its rotary positions with {'longrope' if stretched else kind!r}, which cannot "
+        "be read from a GGUF file. Take the model's safetensors folder or hub id instead."
+    )
+
+
+def weights_of(header: Header) -> list[Weight]:
+    """Every tensor of a file that `config_fields` accepts, with the parameter it fills.
+
+    Raises:
+        UnsupportedModel: the file holds a tensor that this architecture has no place for.
+    """
+    architecture = architecture_of(header)
+    prefix = header.metadata["general.architecture"]
+    num_heads: int = header.metadata[f"{prefix}.attention.head_count"]
+    heads = {
+        "attn_q": num_heads,
+        "attn_k": header.metadata.get(f"{prefix}.attention.head_count_kv", num_heads),
+    }
+    weights = []
+    for tensor in header.tensors.values():
+        if tensor.name == ROPE_FACTORS:
+            weights.append(Weight(ROPE_FACTORS, tensor))
+            continue
+        layer = _LAYER_NAME.fullmatch(tensor.name)
+        stem, _, suffix = (layer[2] if layer else tensor.name).rpartition(".")
+        if stem not in architecture.names or suffix not in ("weight", "bias"):
+            raise UnsupportedModel(
+                f"{header.path} holds a tensor {tensor.name!r}, which {prefix} models in transformers do not "
+                "have. Take the model's safetensors folder or hub id instead."
+            )
+        name = f"{architecture.names[stem]}.{suffix}"
+        weights.append(
+            Weight(
+                name=f"{architecture.layers}.{layer[1]}.{name}" if layer else name,
+                tensor=tensor,
+                interleaved_heads=heads.get(stem, 0) if architecture.interleaved_heads else 0,
+                transposed=suffix == "weight" and stem in architecture.transposed,
+            )
+        )
+    return weights

@@ -1,0 +1,85 @@
+"""The tokenizer inside a GGUF header, and the tokens that end an answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import InvalidModelFile, UnsupportedModel
+from octavo.models.gguf_header import Header
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_SPLIT_LIKE_GPT2 = frozenset({"default", "gpt-2", "phi-2", "olmo", "mpt"})
+_SPLIT_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
+"""Pre-tokenizers that cut every digit off first, then split as GPT-2 does."""
+_CONTROL = 3
+_ENDS_OF_TURN = frozenset(
+    {"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>"}
+)
+
+
+def build(header: Header) -> PreTrainedTokenizerFast:
+    """The tokenizer that the header describes, with its chat template.
+
+    Raises:
+        InvalidModelFile: the header has no tokenizer.
+        UnsupportedModel: the tokenizer is of a kind that cannot be rebuilt exactly.
+    """
+    from tokenizers import pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    metadata = header.metadata
+    kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    tokens = _tokens(header)
+    if kind not in ("gpt2", "llama") or (
+        kind == "gpt2" and split not in _SPLIT_LIKE_GPT2 | _SPLIT_DIGITS | GGUF_PRE_TOKENIZER_SPLITS.keys()
+    ):
+        raise UnsupportedModel(
+            f"{header.path} has a tokenizer of kind {kind!r} with pre-tokenizer {split!r}, which cannot be "
+            "rebuilt exactly. Take the model's safetensors folder or hub id instead."
+        )
+    described = {
+        name: metadata[f"tokenizer.{key}"]
+        for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items()
+        if f"tokenizer.{key}" in metadata
+    }
+    backend, _ = convert_gguf_tokenizer(metadata["general.architecture"], described)
+    if kind == "gpt2" and split in _SPLIT_DIGITS:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    special: dict[str, Any] = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token_id = _token_id(header, key)
+        special[f"{name}_token"] = None if token_id is None else tokens[token_id]
+    # llama.cpp adds the beginning token to a SentencePiece vocabulary that does not say otherwise.
+    for name, default in (("add_bos_token", kind == "llama"), ("add_eos_token", False)):
+        special[name] = bool(metadata.get(f"tokenizer.ggml.{name}", default))
+    template = metadata.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special)
+
+
+def eos_token_ids(header: Header) -> set[int]:
+    """Tokens that end an answer: those the header names, and control tokens known to end a turn."""
+    tokens = _tokens(header)
+    kinds = header.metadata.get("tokenizer.ggml.token_type", [])
+    named = (_token_id(header, key) for key in ("eos", "eot"))
+    known = (index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in _ENDS_OF_TURN)
+    return {token_id for token_id in (*named, *known) if token_id is not None}
+
+
+def _tokens(header: Header) -> list[str]:
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
+        raise InvalidModelFile(f"{header.path} has no tokenizer. Take another conversion of the model.")
+    return tokens
+
+
+def _token_id(header: Header, key: str) -> int | None:
+    token_id = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    known = isinstance(token_id, int) and 0 <= token_id < len(_tokens(header))
+    return token_id if known else None

@@ -1,0 +1,139 @@
+"""From a loaded model to one that computes exactly: refusals, module swaps, the attention hook, its key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from octavo.errors import InvalidRequest, UnsupportedModel
+from octavo.kernels import AttentionKernels
+from octavo.kernels.native import NativeKernels
+from octavo.kernels.reference import ReferenceKernels
+from octavo.models.adapter import attach
+from octavo.models.exact import make_exact
+from octavo.models.loaded import LoadedModel
+from octavo.models.support import TESTED_FAMILIES, cache_spec, refuse_unsupported
+from octavo.spec import CacheSpec, ComputeDtype
+
+_PROBE_LENGTH = 70
+
+KERNEL_VERSION = 1
+"""Raised whenever a kernel's results change by as much as a bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A few tokens and the logits `[vocabulary]` that transformers itself computed after them."""
+
+    token_ids: list[int]
+    logits: torch.Tensor
+
+    def check(self, logits: torch.Tensor, kind: str) -> None:
+        """Compares our logits with transformers' own.
+
+        Raises:
+            UnsupportedModel: they differ by more than rounding explains.
+        """
+        scale = self.logits.abs().max().item()
+        difference = (logits - self.logits).abs().max().item()
+        bound = 1e-3 if self.logits.dtype == torch.float32 else 0.05
+        if not difference <= bound * max(scale, 1e-6):
+            raise UnsupportedModel(
+                f"Octavo does not run {kind} models yet: computed through the cache, their logits differ from "
+                f"transformers' own by {difference:.3g} where the largest is {scale:.3g}."
+            )
+
+
+@dataclass(eq=False, slots=True)
+class PreparedModel:
+    """A model that attends through the cache.
+
+    Attributes:
+        identity: the fields that a bit of its keys and values can depend on; part of every block hash.
+        probe: of a family that the tests do not cover; to be checked before the first request.
+    """
+
+    model: Any
+    spec: CacheSpec
+    kernels: AttentionKernels
+    context: int
+    weights_bytes: int
+    identity: dict[str, str | int]
+    probe: Probe | None
+
+
+def resolve_dtype(choice: str, device: str = "cpu") -> ComputeDtype:
+    """The compute dtype for `auto`, `bf16` or `fp32`: bf16 only where the hardware has it.
+
+    Raises:
+        InvalidRequest: there is no such dtype.
+    """
+    if choice == "bf16" or choice == "fp32":
+        return choice  # type: ignore[return-value]
+    if choice != "auto":
+        raise InvalidRequest(f"There is no compute dtype {choice!r}. Choose auto, bf16 or fp32.")
+    if device != "cpu":
+        return "bf16"
+    return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
+
+
+def prepare_model(
+    loaded: LoadedModel, *, context: int | None = None, device: str = "cpu", kernels: str = "auto"
+) -> PreparedModel:
+    """Makes `loaded.model` run through the cache, in place.
+
+    Raises:
+        UnsupportedModel: the model cannot be run exactly; the message names the reason.
+        InvalidRequest: the context is longer than the model was made for.
+    """
+    model: Any = loaded.model
+    context = context or loaded.context_length
+    if context > loaded.context_length:
+        raise InvalidRequest(
+            f"{loaded.name} was made for {loaded.context_length:,} tokens; a context of {context:,} is too long."
+        )
+    refuse_unsupported(model, context)
+    spec = cache_spec(model)
+    torch_dtype = torch.bfloat16 if spec.dtype == "bf16" else torch.float32
+    weights_bytes = loaded.weights_bytes
+    if next(model.parameters()).dtype != torch_dtype:
+        raise UnsupportedModel(
+            f"{loaded.name} is loaded in {next(model.parameters()).dtype}; load it in bf16 or fp32."
+        )
+    probe = None if model.config.model_type in TESTED_FAMILIES else _make_probe(model, context)
+    native = device == "cpu" and kernels != "reference"
+    if native:
+        weights_bytes = make_exact(model)
+    elif kernels == "native":
+        raise InvalidRequest(
+            f"The native kernels run on the CPU, not on {device}. Use kernels='reference' there."
+        )
+    attach(model)
+    model.to(device)
+    kernel_set: type[NativeKernels] | type[ReferenceKernels] = NativeKernels if native else ReferenceKernels
+    attention = kernel_set(spec.group.page, spec.group.num_heads, torch_dtype)
+    identity: dict[str, str | int] = {
+        "model": loaded.fingerprint.hex(),
+        "dtype": spec.dtype,
+        "kernels": attention.name,
+        "kernel_version": KERNEL_VERSION,
+        "path": "unfused",
+        "device": str(device),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "rope": repr(getattr(model.config, "rope_parameters", None)),
+    }
+    return PreparedModel(model, spec, attention, context, weights_bytes, identity, probe)
+
+
+@torch.inference_mode()
+def _make_probe(model: Any, context: int) -> Probe:
+    length = min(_PROBE_LENGTH, context - 1)
+    vocab_size = int(model.config.vocab_size)
+    token_ids = [(i * 7919 + 13) % vocab_size for i in range(length)]
+    logits = model(input_ids=torch.tensor([token_ids]), use_cache=False, logits_to_keep=1).logits[0, -1]
+    return Probe(token_ids, logits)

@@ -1,0 +1,14 @@
+"""Shared by all tests: helpers beside a test can be imported by name, and torch is loaded first."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# Threads that spin while they wait slow every test down when the cores are shared.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch  # noqa: F401 (before the native module, so that both share one OpenMP runtime)
+
+sys.path.insert(0, str(Path(__file__).parent / "model"))

@@ -1,0 +1,199 @@
+"""The native attention kernel against the reference, and against itself in other batches, chunks and threads."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from octavo import _native
+from octavo.errors import InvalidRequest
+from octavo.kernels.batch import AttentionBatch
+from octavo.kernels.native import KernelArgumentError, NativeKernels
+from octavo.kernels.reference import ReferenceKernels
+from octavo.spec import BLOCK_SIZE, PageShape, cdiv
+
+ISAS = ["generic", "avx2", "avx512"]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, monkeypatch):
+    try:
+        _native.set_isa(request.param)
+    except ValueError:
+        pytest.skip(f"this CPU has no {request.param}")
+    monkeypatch.setenv("OCTAVO_ISA", request.param)
+    yield request.param
+    _native.set_isa("")
+
+
+class Sequences:
+    """Random sequences whose rows are fed to a kernel in any chunks, with pages of their own."""
+
+    def __init__(self, kernels, lengths, num_blocks=None, seed=0):
+        page, dtype = kernels.page, kernels.dtype
+        torch.manual_seed(seed)
+        self.kernels, self.lengths = kernels, lengths
+        self.q = [torch.randn(n, kernels.num_heads, page.head_dim).to(dtype) * 2 for n in lengths]
+        self.k = [torch.randn(n, page.num_kv_heads, page.head_dim).to(dtype) * 2 for n in lengths]
+        self.v = [torch.randn(n, page.num_kv_heads, page.v_head_dim).to(dtype) for n in lengths]
+        self.page_bytes = page.elements * dtype.itemsize
+        counts = [n // BLOCK_SIZE for n in lengths]
+        total = num_blocks or max(1, sum(counts))
+        ids = torch.randperm(total)[: sum(counts)].numpy()
+        self.tables = np.split(ids, np.cumsum(counts)[:-1])
+        nan = torch.tensor(float("nan"), dtype=dtype)
+        self.sealed = nan.repeat(total * page.elements).view(torch.uint8)
+        self.opened = nan.repeat(len(lengths) * page.elements).view(torch.uint8)
+        self.done = [0] * len(lengths)
+        self.out = [torch.empty(n, kernels.num_heads, page.v_head_dim, dtype=dtype) for n in lengths]
+
+    def step(self, chunks, scale=0.125):
+        """Computes `chunks[i]` more rows of sequence i; 0 leaves it out."""
+        running = [i for i, c in enumerate(chunks) if c]
+        tables = [self.tables[i][: (self.done[i] + chunks[i]) // BLOCK_SIZE] for i in running]
+        batch = AttentionBatch(
+            query_starts=np.cumsum([0] + [chunks[i] for i in running]),
+            context_lens=np.array([self.done[i] for i in running]),
+            table_starts=np.cumsum([0] + [len(t) for t in tables]),
+            block_offsets=np.concatenate(tables).astype(np.int64) * self.page_bytes,
+            slots=np.array(running) * self.page_bytes,
+        )
+        rows = [slice(self.done[i], self.done[i] + chunks[i]) for i in running]
+        q, k, v = (
+            torch.cat([x[i][r] for i, r in zip(running, rows, strict=True)]) for x in (self.q, self.k, self.v)
+        )
+        out = self.kernels.begin(batch).attend(q, k, v, self.sealed, self.opened, scale)
+        for i, r, part in zip(running, rows, out.split([chunks[i] for i in running]), strict=True):
+            self.out[i][r] = part
+            self.done[i] = r.stop
+        return self
+
+    def run(self, chunk):
+        while any(d < n for d, n in zip(self.done, self.lengths, strict=True)):
+            self.step([min(chunk, n - d) for d, n in zip(self.done, self.lengths, strict=True)])
+        return self
+
+
+def make(cls, dtype, heads=6, kv_heads=2, dim=32, v_dim=None):
+    return cls(PageShape(kv_heads, dim, v_dim or dim), heads, dtype)
+
+
+SHAPES = [
+    (6, 2, 32, 32),
+    (3, 3, 64, 64),
+    (4, 1, 24, 40),
+    (9, 3, 64, 64),
+    (2, 2, 128, 128),
+    (2, 1, 256, 256),
+    (1, 1, 7, 5),
+]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "v_dim"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_agrees_with_reference(isa, dtype, heads, kv_heads, dim, v_dim):
+    lengths = [70, 33, 1, 600]
+    native = Sequences(make(NativeKernels, dtype, heads, kv_heads, dim, v_dim), lengths).run(64)
+    reference = Sequences(make(ReferenceKernels, dtype, heads, kv_heads, dim, v_dim), lengths).run(64)
+    bound = 2e-5 if dtype == torch.float32 else 2e-2
+    for a, b in zip(native.out, reference.out, strict=True):
+        torch.testing.assert_close(a, b, atol=bound, rtol=bound)
+    assert torch.equal(native.sealed, reference.sealed)
+
+
+def test_reference_agrees_with_plain_softmax_attention():
+    kernels = make(ReferenceKernels, torch.float32)
+    run = Sequences(kernels, [1100]).run(96)
+    q, k, v = (x.transpose(0, 1) for x in (run.q[0], run.k[0], run.v[0]))
+    plain = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=0.125, enable_gqa=True
+    )
+    torch.testing.assert_close(run.out[0], plain.transpose(0, 1), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_same_bytes_in_any_chunks_batches_and_threads(isa, dtype):
+    lengths = [1100, 64, 95]
+    threads = torch.get_num_threads()
+    expected = Sequences(make(NativeKernels, dtype), lengths).run(10_000)
+    try:
+        for chunk in (1, 7, 32, 33, 100, 512):
+            for num_threads in (1, 2, 3, 5):
+                torch.set_num_threads(num_threads)
+                got = Sequences(make(NativeKernels, dtype), lengths).run(chunk)
+                for a, b in zip(expected.out, got.out, strict=True):
+                    assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (chunk, num_threads)
+                if chunk == 1:
+                    break
+        torch.set_num_threads(2)
+        alone = Sequences(make(NativeKernels, dtype), lengths)
+        for i, n in enumerate(lengths):
+            for start in range(0, n, 50):
+                alone.step([min(50, n - start) if j == i else 0 for j in range(3)])
+        for a, b in zip(expected.out, alone.out, strict=True):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_nan_of_a_neighbour_and_stale_rows_stay_where_they_are(isa):
+    lengths = [200, 180]
+    clean = Sequences(make(NativeKernels, torch.float32), lengths).run(60)
+    other = Sequences(make(NativeKernels, torch.float32), lengths)
+    other.q[1][:] = other.k[1][:] = other.v[1][:] = float("nan")
+    other.run(60)
+    assert torch.equal(clean.out[0], other.out[0])
+    assert not clean.out[0].isnan().any()
+    assert other.out[1].isnan().all()
+
+
+def test_a_row_sees_its_own_block_raw_and_earlier_blocks_sealed():
+    run = Sequences(make(NativeKernels, torch.float32), [96])
+    run.step([64])
+    pages = run.sealed.view(torch.float32)
+    pages.mul_(0.5)  # as if sealing had changed the values
+    before = run.out[0].clone()
+    run.step([32])
+    other = Sequences(make(NativeKernels, torch.float32), [96]).run(96)
+    assert torch.equal(before[:64], other.out[0][:64])
+    assert not torch.equal(run.out[0][64:], other.out[0][64:])
+
+
+def test_wrong_shapes_dtypes_and_offsets_are_refused():
+    kernels = make(NativeKernels, torch.float32)
+    run = Sequences(kernels, [64])
+    batch = AttentionBatch(*(np.array(x, dtype=np.int64) for x in ([0, 2], [0], [0, 0], [], [0])))
+    q, k, v = run.q[0][:2], run.k[0][:2], run.v[0][:2]
+    step = kernels.begin(batch)
+    with pytest.raises(KernelArgumentError, match="q is torch.float64"):
+        step.attend(q.double(), k, v, run.sealed, run.opened, 1.0)
+    with pytest.raises(KernelArgumentError, match="k is .*wants"):
+        step.attend(q, k[:1], v, run.sealed, run.opened, 1.0)
+    with pytest.raises(KernelArgumentError, match="contiguous channels"):
+        step.attend(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, run.sealed, run.opened, 1.0)
+    with pytest.raises(KernelArgumentError, match="slot points"):
+        step.attend(q, k, v, run.sealed, run.opened[:100], 1.0)
+    far = AttentionBatch(*(np.array(x, dtype=np.int64) for x in ([0, 2], [32], [0, 1], [10**9], [0])))
+    with pytest.raises(KernelArgumentError, match="block table points"):
+        kernels.begin(far).attend(q, k, v, run.sealed, run.opened, 1.0)
+    negative = AttentionBatch(*(np.array(x, dtype=np.int64) for x in ([0, 2], [32], [0, 1], [-4], [0])))
+    with pytest.raises(KernelArgumentError, match="negative"):
+        kernels.begin(negative)
+    missing = AttentionBatch(*(np.array(x, dtype=np.int64) for x in ([0, 2], [32], [0, 0], [], [0])))
+    with pytest.raises(ValueError, match="fewer blocks than it fills"):
+        kernels.begin(missing)
+
+
+def test_unknown_instruction_set_is_a_users_mistake(monkeypatch):
+    monkeypatch.setenv("OCTAVO_ISA", "mmx")
+    with pytest.raises(InvalidRequest, match="'mmx'"):
+        make(NativeKernels, torch.float32)
+    monkeypatch.setitem(os.environ, "OCTAVO_ISA", "")
+    make(NativeKernels, torch.float32)
+
+
+def test_blocks_needed():
+    assert [cdiv(n, BLOCK_SIZE) for n in (1, 32, 33)] == [1, 1, 2]

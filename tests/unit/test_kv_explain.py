@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.kv import KVCacheManager, Miss, block_hash
+from octavo.kv.explain import Departed
+
+from .kv_steps import NAMESPACE, manager, run, tokens
+
+
+def explain(kv: KVCacheManager, token_ids: Sequence[int]) -> Miss | None:
+    return kv.explain(kv.match_prefix(token_ids, namespace=NAMESPACE), token_ids)
+
+
+def finish(kv: KVCacheManager, token_ids: Sequence[int], *, keep: bool = True) -> None:
+    table = run(kv, token_ids)
+    if keep:
+        kv.keep_tail(table)
+    kv.free(table)
+
+
+def test_nothing_to_explain_if_only_the_last_token_is_left() -> None:
+    kv = manager()
+    finish(kv, tokens(0, 70))
+    for prompt in (tokens(0, 70), tokens(0, 71), tokens(0, 65), [5], []):
+        assert explain(kv, prompt) is None
+
+
+def test_new() -> None:
+    kv = manager()
+    assert explain(kv, tokens(0, 70)) == Miss("new", 0, 0)
+    finish(kv, tokens(0, 70))
+    assert explain(kv, tokens(0, 100)) == Miss("new", 70, 0)
+    assert explain(kv, tokens(500, 70)) == Miss("new", 0, 0)
+    assert kv.explain(kv.match_prefix(tokens(0, 70), namespace=b"other"), tokens(0, 70)) == Miss("new", 0, 0)
+
+
+def test_below_one_block() -> None:
+    kv = manager()
+    finish(kv, tokens(0, 70), keep=False)
+    assert explain(kv, tokens(0, 50)) == Miss("below_one_block", 32, 17)
+    assert explain(kv, tokens(0, 64)) == Miss("below_one_block", 32, 31)
+
+
+def test_below_one_block_with_a_tail_that_had_to_go() -> None:
+    kv = manager(max_tails=1)
+    finish(kv, tokens(0, 45))
+    finish(kv, tokens(100, 5))
+    assert explain(kv, tokens(0, 60)) == Miss("below_one_block", 32, 13)
+    assert explain(kv, tokens(0, 40)) == Miss("below_one_block", 32, 7)
+
+
+def test_changed_token() -> None:
+    kv = manager()
+    finish(kv, tokens(0, 70))
+    changed = tokens(0, 80)
+    changed[50] = 999
+    assert explain(kv, changed) == Miss("changed_token", 32, 18)
+    changed = tokens(0, 80)
+    changed[32] = 999
+    assert explain(kv, changed) == Miss("changed_token", 32, 0)
+    changed = tokens(0, 80)
+    changed[67] = 999
+    assert explain(kv, changed) == Miss("changed_token", 67, 0)
+    changed = tokens(0, 80)
+    changed[0] = 999
+    assert explain(kv, changed) == Miss("new", 0, 0)
+
+
+def test_evicted() -> None:
+    kv = manager(num_blocks=3)
+    finish(kv, tokens(0, 101))
+    finish(kv, tokens(200, 64))
+    assert explain(kv, tokens(0, 150)) == Miss("evicted", 32, 69)
+    assert explain(kv, tokens(0, 96)) == Miss("evicted", 32, 63)
+    assert explain(kv, tokens(0, 40)) == Miss("new", 32, 0)  # inside a block that nothing tells of any more
+    finish(kv, tokens(0, 96))
+    assert explain(kv, tokens(0, 96)) is None
+
+
+def test_cleared() -> None:
+    kv = manager()
+    finish(kv, tokens(0, 70))
+    finish(kv, tokens(100, 20))
+    kv.clear()
+    assert explain(kv, tokens(0, 100)) == Miss("cleared", 0, 70)
+    assert explain(kv, tokens(0, 68)) == Miss("cleared", 0, 67)
+    assert explain(kv, tokens(100, 10)) == Miss("cleared", 0, 9)
+    finish(kv, tokens(0, 32))
+    assert explain(kv, tokens(0, 100)) == Miss("cleared", 32, 38)
+
+
+def test_the_latest_cause_counts_and_the_oldest_is_forgotten() -> None:
+    departed = Departed(block_hash, max_hashes=2)
+    departed.add_block(b"a", "cleared")
+    departed.add_block(b"b", "cleared")
+    departed.add_block(b"a", "evicted")
+    departed.add_block(block_hash(NAMESPACE, b"root", tokens(0, 32)), "evicted")
+    assert departed.follow(NAMESPACE, b"root", tokens(0, 33)) == (32, "evicted")
+    departed.add_block(b"c", "cleared")
+    assert departed.follow(NAMESPACE, b"root", tokens(0, 33)) == (32, "evicted")
+    departed.add_block(b"d", "cleared")
+    assert departed.follow(NAMESPACE, b"root", tokens(0, 33)) == (0, None)
