@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2
+PROMPTS ?= 200
+SANITIZED := build/sanitize
 NATIVE := CMakeLists.txt $(wildcard native/*)
 # Waiting threads that spin slow a shared machine down; a test run shares it with itself.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test check unit exact install clean
+.PHONY: run test check unit exact sanitize install clean
 
 run: install
 	@$(BIN)/octavo pull $(MODEL)
@@ -26,8 +28,20 @@ check: install
 unit: install
 	$(BIN)/pytest tests/unit
 
+# The long proof of the first promise: every way into the cache, byte by byte. `make exact PROMPTS=20` runs a part.
 exact: install
-	$(BIN)/pytest tests/long --timeout 7200
+	$(BIN)/octavo pull smollm2
+	OCTAVO_EXACT_PROMPTS=$(PROMPTS) $(BIN)/pytest tests/long --timeout 7200
+
+# The kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer; needs GCC. Python is not built with them, so
+# their libraries come first, and the C++ library beside them, whose exceptions they watch.
+sanitize: install
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DOCTAVO_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+	$(BIN)/cmake --build $(SANITIZED)
+	LD_PRELOAD="$$(echo $$(for name in asan ubsan stdc++; do $(CXX) -print-file-name=lib$$name.so; done))" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  OCTAVO_TEST_NATIVE=$(SANITIZED) $(BIN)/pytest --capture=sys tests/native
 
 install: $(VENV)/.installed
 

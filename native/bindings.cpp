@@ -27,7 +27,7 @@ struct Step {
   AttendArgs args{};
   std::vector<std::int64_t> starts, contexts, tables, offsets, slot_offsets;
 
-  Step(int dtype, int num_heads, int num_kv_heads, int head_dim, int v_head_dim, const Ints& query_starts,
+  Step(int dtype, int format, int num_heads, int num_kv_heads, int head_dim, int v_head_dim, const Ints& query_starts,
        const Ints& context_lens, const Ints& table_starts, const Ints& block_offsets, const Ints& slots,
        int num_threads)
       : starts(copy(query_starts)),
@@ -38,8 +38,8 @@ struct Step {
     const std::size_t n = contexts.size();
     if (num_heads < 1 || num_kv_heads < 1 || num_heads % num_kv_heads != 0)
       throw std::invalid_argument("num_heads must be a multiple of num_kv_heads, both at least 1");
-    if (head_dim < 1 || v_head_dim < 1 || num_threads < 1)
-      throw std::invalid_argument("head_dim, v_head_dim and num_threads must be at least 1");
+    if (head_dim < 1 || v_head_dim < 1 || head_dim > kMaxHeadDim || v_head_dim > kMaxHeadDim || num_threads < 1)
+      throw std::invalid_argument("head_dim and v_head_dim must be 1 to 512, num_threads at least 1");
     if (n < 1 || starts.size() != n + 1 || tables.size() != n + 1 || slot_offsets.size() != n ||
         starts[0] != 0 || tables[0] != 0 || static_cast<std::size_t>(tables[n]) != offsets.size())
       throw std::invalid_argument("the step's arrays do not belong to the same number of sequences");
@@ -49,6 +49,7 @@ struct Step {
         throw std::invalid_argument("a sequence has no tokens in this step, or fewer blocks than it fills");
     }
     args.dtype = static_cast<DType>(dtype);
+    args.format = static_cast<Format>(format);
     args.num_seqs = static_cast<std::int64_t>(n);
     args.query_starts = starts.data();
     args.context_lens = contexts.data();
@@ -71,8 +72,11 @@ struct Step {
   void attend(std::uintptr_t q, std::int64_t q_token, std::int64_t q_head, std::uintptr_t k, std::int64_t k_token,
               std::int64_t k_head, std::uintptr_t v, std::int64_t v_token, std::int64_t v_head, std::uintptr_t out,
               std::int64_t out_token, std::int64_t out_head, std::uintptr_t sealed, std::uintptr_t open,
-              std::uintptr_t scratch, float scale) const {
+              std::uintptr_t scratch, float scale, float softcap, std::int64_t window, std::uintptr_t sinks) const {
     AttendArgs a = args;
+    a.softcap = softcap;
+    a.window = window;
+    a.sinks = at<const float>(sinks);
     a.q = {at<void>(q), q_token, q_head};
     a.k = {at<void>(k), k_token, k_head};
     a.v = {at<void>(v), v_token, v_head};
@@ -102,6 +106,21 @@ NB_MODULE(_native, m) {
       },
       nb::arg("name"), "Chooses the instruction set: avx512, avx2, generic, or '' for the best.");
   m.def(
+      "head_bytes",
+      [](int format, int head_dim, int v_head_dim) {
+        return kernels->head_bytes(static_cast<Format>(format), head_dim, v_head_dim);
+      },
+      nb::arg("format"), nb::arg("head_dim"), nb::arg("v_head_dim"), "Bytes of one key-value head in a sealed page.");
+  m.def(
+      "read_pages",
+      [](std::uintptr_t base, const Ints& offsets, std::int64_t page_bytes, int num_threads) {
+        nb::gil_scoped_release release;
+        return kernels->read_pages(at<const char>(base), offsets.data(), static_cast<std::int64_t>(offsets.shape(0)),
+                                   page_bytes, num_threads);
+      },
+      nb::arg("base"), nb::arg("offsets"), nb::arg("page_bytes"), nb::arg("num_threads"),
+      "Reads pages and returns a sum of them: the speed that memory allows.");
+  m.def(
       "activate",
       [](int kind, int dtype, std::uintptr_t in, std::uintptr_t out, std::int64_t count, int num_threads) {
         nb::gil_scoped_release release;
@@ -110,7 +129,7 @@ NB_MODULE(_native, m) {
       },
       nb::arg("kind"), nb::arg("dtype"), nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("num_threads"));
   nb::class_<Step>(m, "Step")
-      .def(nb::init<int, int, int, int, int, const Ints&, const Ints&, const Ints&, const Ints&, const Ints&, int>())
+      .def(nb::init<int, int, int, int, int, int, const Ints&, const Ints&, const Ints&, const Ints&, const Ints&, int>())
       .def_prop_ro("workspace_bytes", &Step::workspace_bytes)
       .def("attend", &Step::attend);
 }

@@ -9,8 +9,14 @@ namespace octavo {
 constexpr int kBlockSize = 32;        // tokens in a block
 constexpr int kPartitionBlocks = 16;  // blocks in an attention partition
 constexpr int kPartitionTokens = kBlockSize * kPartitionBlocks;
+constexpr int kMaxHeadDim = 512;
 
 enum class DType : int { kBf16 = 0, kFp32 = 1 };
+
+// How a sealed page is encoded. Keys: kFp32 and kBf16 raw; kInt8 and kK8V4 8 bits, kInt4 4 bits, asymmetric, a
+// scale and a zero per channel of the block. Values: kInt8 8 bits with a scale and a zero per token, kK8V4 and
+// kInt4 4 bits with those per token and 32 channels.
+enum class Format : int { kBf16 = 0, kFp32 = 1, kInt8 = 2, kK8V4 = 3, kInt4 = 4 };
 enum class Activation : int { kSilu = 0, kGeluTanh = 1, kGeluErf = 2, kQuickGelu = 3 };
 
 // Rows of one tensor: element (token t, head h, i) lies at data + (t * token_stride + h * head_stride + i).
@@ -20,10 +26,10 @@ struct Rows {
   std::int64_t head_stride;
 };
 
-// One layer of one step. A page is, in elements: keys [num_kv_heads][head_dim][32] (channel-major), then
-// values [num_kv_heads][32][v_head_dim].
+// One layer of one step.
 struct AttendArgs {
   DType dtype;
+  Format format;
   Rows q, k, v, out;
   char* sealed;   // this layer's sealed pages; block_offsets are bytes from here
   char* open;     // this layer's open pages; slot offsets are bytes from here
@@ -38,6 +44,9 @@ struct AttendArgs {
   const std::int64_t* slots;
   int num_heads, num_kv_heads, head_dim, v_head_dim;
   float scale;
+  float softcap;       // scores become softcap * tanh(score / softcap); 0 leaves them
+  std::int64_t window;  // a token sees itself and the window - 1 tokens before it; 0 for all
+  const float* sinks;  // [num_heads] a score that takes probability and gives no value; may be null
   int num_threads;
 };
 
@@ -46,6 +55,13 @@ struct Kernels {
   std::size_t (*attend_workspace)(const AttendArgs&);
   void (*attend)(const AttendArgs&);
   void (*activate)(Activation kind, DType dtype, const void* in, void* out, std::int64_t count, int num_threads);
+  // Bytes of one key-value head in a sealed page; a page is num_kv_heads of them. An open page is a raw one in the
+  // compute dtype. formats.inc has the layouts.
+  std::int64_t (*head_bytes)(Format format, int head_dim, int v_head_dim);
+  // Reads `count` pages of `page_bytes`, a multiple of 64, and returns a sum of what is in them: the ceiling of
+  // everything that has to read them.
+  std::int64_t (*read_pages)(const char* base, const std::int64_t* offsets, std::int64_t count, std::int64_t page_bytes,
+                             int num_threads);
 };
 
 extern const Kernels kGeneric;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from octavo.errors import InvalidRequest
 
@@ -26,12 +28,42 @@ def parse_bytes(text: str | int) -> int:
     """
     if isinstance(text, int):
         return text
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InvalidRequest(
             f"{text!r} is not a size. Write a number of bytes, or for example 512MiB or 4GiB."
         )
     return int(float(match[1]) * _SCALE[match[2].lower()])
+
+
+def refuse_unknown(names: Iterable[str], known: Collection[str], what: str) -> None:
+    """Checks that all names are known.
+
+    Raises:
+        InvalidRequest: one is not; the message has the one that is spelled most alike, or else all.
+    """
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            advice = f"Did you mean {close[0]}?" if close else f"There are {', '.join(known)}."
+            raise InvalidRequest(f"There is no {what} {name!r}. {advice}")
+
+
+def _check_kinds(settings: Any, kinds: Mapping[str, tuple[str, ...]], optional: Collection[str]) -> None:
+    """Checks the types of a settings object's values; `kinds` lists the settings of each kind."""
+    for kind, names in kinds.items():
+        for name in names:
+            value = getattr(settings, name)
+            if value is None and name in optional:
+                continue
+            if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "True or False"):
+                either = ", or None" if name in optional else ""
+                raise InvalidRequest(
+                    f"{name} is {value!r}, of type {type(value).__name__}; it must be {kind}{either}."
+                )
+
+
+_TYPES = {"an integer": Integral, "a number": Real, "True or False": bool, "a string": str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +73,8 @@ class EngineConfig:
     Attributes:
         dtype: compute dtype; `auto` takes bf16 where the CPU has it in hardware, else fp32.
         kv_memory_bytes: budget of the key-value cache; `None` takes a share of free memory.
-        kv_format: how sealed blocks are encoded; `auto` keeps the compute dtype.
+        kv_format: how sealed blocks are encoded: `int8`, `k8v4`, `int4`, `bf16`, `fp32`, or `raw` for the compute
+            dtype. It has nothing to do with the precision of the weights.
         context: tokens of the context window; `None` takes the model's own.
         cache: `False` computes the whole sequence again at every token, under the same numeric rules.
         device: a torch device; on `cpu` the native kernels run, elsewhere the reference ones.
@@ -54,7 +87,7 @@ class EngineConfig:
 
     dtype: DtypeChoice = "auto"
     kv_memory_bytes: int | None = None
-    kv_format: str = "auto"
+    kv_format: str = "int8"
     context: int | None = None
     cache: bool = True
     device: str = "cpu"
@@ -65,6 +98,14 @@ class EngineConfig:
     debug_fill: bool = False
 
     def __post_init__(self) -> None:
+        kinds = {
+            "an integer": ("kv_memory_bytes", "context", "threads", "max_running", "max_step_tokens"),
+            "a string": ("dtype", "kv_format", "device", "kernels"),
+            "True or False": ("cache", "debug_fill"),
+        }
+        _check_kinds(self, kinds, optional=("kv_memory_bytes", "context", "threads"))
+        if self.kernels not in ("auto", "native", "reference"):
+            raise InvalidRequest(f"kernels is {self.kernels!r}; it must be auto, native or reference.")
         for name in ("context", "threads", "kv_memory_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -117,12 +158,25 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        kinds = {
+            "an integer": ("top_k", "seed", "max_tokens", "logprobs", "n"),
+            "a number": (
+                *("temperature", "top_p", "min_p"),
+                *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+            ),
+            "True or False": ("ignore_eos",),
+        }
+        _check_kinds(self, kinds, optional=("seed", "max_tokens", "logprobs"))
+        stop = self._tuple("stop", str, "a string or several")
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(
-            self, "logit_bias", MappingProxyType({int(k): float(v) for k, v in self.logit_bias.items()})
-        )
+        object.__setattr__(self, "stop_token_ids", self._tuple("stop_token_ids", Integral, "token ids"))
+        try:
+            bias = {int(key): float(value) for key, value in self.logit_bias.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise InvalidRequest(
+                f"logit_bias is {self.logit_bias!r}; it must be a dictionary of numbers by token id."
+            ) from None
+        object.__setattr__(self, "logit_bias", MappingProxyType(bias))
         checks = (
             ("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more"),
             ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
@@ -149,3 +203,11 @@ class SamplingParams:
             )
         if any(math.isnan(value) for value in self.logit_bias.values()):
             raise InvalidRequest("A logit bias is not a number.")
+
+    def _tuple(self, name: str, kind: type, wanted: str) -> tuple[Any, ...]:
+        """The values of a setting that takes several; a single string is one of them."""
+        value = getattr(self, name)
+        values = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+        if not all(isinstance(item, kind) for item in values):
+            raise InvalidRequest(f"{name} is {value!r}; it must be {wanted}.")
+        return values

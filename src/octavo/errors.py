@@ -9,11 +9,13 @@ OctavoError
 │   ├── InvalidModelFile      truncated, not GGUF, checksum differs
 │   ├── UnsupportedModel      the architecture cannot be run exactly, and why
 │   └── InvalidConversation   an impossible turn, rewind or edit
-└── EngineError               ours or the machine's; the command line exits with 1
-    ├── NotEnoughMemory       what was asked for, what is free
-    ├── NetworkUnavailable    a download could not be made
-    ├── NumericalError        the model produced NaN for this request
-    └── EngineStopped         the engine was closed, or its thread died
+├── EngineError               ours or the machine's; the command line exits with 1
+│   ├── NotEnoughMemory       what was asked for, what is free
+│   ├── NetworkUnavailable    a download could not be made
+│   ├── NumericalError        the model produced NaN for this request
+│   ├── EngineStopped         the engine was closed, or its thread died
+│   └── IntegrityError        the cache contradicts itself (`octavo.kv.integrity`)
+└── KernelArgumentError       a tensor is not what the kernel was told (`octavo.kernels.native`)
 """
 
 
@@ -40,7 +42,9 @@ class PromptTooLong(InvalidRequest):
     def __init__(self, num_tokens: int, max_tokens: int, advice: str = "") -> None:
         self.num_tokens = num_tokens
         self.max_tokens = max_tokens
-        advice = advice or "Shorten the prompt, or load the model with a larger context if it has one."
+        advice = advice or (
+            "Shorten the prompt, or load the model with a larger context (context, --context) if it has one."
+        )
         super().__init__(
             f"The prompt has {num_tokens:,} tokens and the context window holds {max_tokens:,}, "
             f"one of which is needed for the answer. {advice}"

@@ -8,6 +8,9 @@ from typing import Literal
 BLOCK_SIZE = 32
 """Tokens in a block: a constant of the format, part of every hash and every record."""
 
+LANES = 16
+"""Channels of a page's values come in multiples of this, so that a kernel never reads past a row's end."""
+
 PARTITION_BLOCKS = 16
 """Blocks in an attention partition: the grid is absolute, so the merge order never depends on a step."""
 
@@ -30,14 +33,13 @@ class PageShape:
     v_head_dim: int
 
     @property
-    def elements(self) -> int:
-        """Key and value elements in a page of `BLOCK_SIZE` tokens."""
-        return BLOCK_SIZE * self.elements_per_token
+    def raw_elements_per_token(self) -> int:
+        """Key and value elements that one token takes in a raw page of one layer, padding included."""
+        return self.num_kv_heads * (self.head_dim + cdiv(self.v_head_dim, LANES) * LANES)
 
-    @property
-    def elements_per_token(self) -> int:
-        """Key and value elements that one token adds to one layer."""
-        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+    def raw_bytes(self, dtype: ComputeDtype) -> int:
+        """Bytes of a raw page of `BLOCK_SIZE` tokens."""
+        return BLOCK_SIZE * self.raw_elements_per_token * DTYPE_BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +76,4 @@ class CacheSpec:
     @property
     def raw_bytes_per_token(self) -> int:
         """Bytes that one token's keys and values take in the compute dtype, over all layers."""
-        elements = sum(group.num_layers * group.page.elements_per_token for group in self.groups)
-        return elements * DTYPE_BYTES[self.dtype]
+        return sum(group.num_layers * group.page.raw_bytes(self.dtype) for group in self.groups) // BLOCK_SIZE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,45 +133,52 @@ class TerminalSession:
 
     def wait_for(self, pattern: str) -> None:
         """Reads until what was printed since the last call holds `pattern`."""
-        deadline, printed = time.monotonic() + PATIENCE_S, ""
-        while time.monotonic() < deadline:
-            if select.select([self._handle], [], [], 0.1)[0]:
-                try:
-                    data = os.read(self._handle, 4096)
-                except OSError:  # the program has ended
-                    break
-                if b"\x1b[6n" in data:  # it asks where the cursor is
-                    os.write(self._handle, b"\x1b[1;1R")
-                printed += data.decode(errors="replace")
-            if re.search(pattern, printed):
+        printed = ""
+        for piece in self._pieces():
+            printed += piece
+            if re.search(pattern, printed, re.DOTALL):
                 return
-        raise AssertionError(f"{pattern!r} was not printed, but {printed!r}")
+        raise AssertionError(f"{pattern!r} was not printed, but {printed[-2000:]!r}")
 
     def exit_code(self) -> int:
+        """Reads to the end; negative if the program had to be killed."""
+        for _ in self._pieces():
+            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
-    def kill(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+    def _pieces(self) -> Iterator[str]:
+        """What is printed, until the program ends or patience does."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if not select.select([self._handle], [], [], 0.1)[0]:
+                continue
+            try:
+                data = os.read(self._handle, 4096)
+            except OSError:  # the program has ended
+                return
+            if b"\x1b[6n" in data:  # it asks where the cursor is
+                os.write(self._handle, b"\x1b[1;1R")
+            yield data.decode(errors="replace")
 
 
 @pytest.mark.bundled
 def test_a_chat_at_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    listens, answers = r".*\?2004h", r"\?2004l"  # the editor takes the terminal, and leaves it
     session = TerminalSession(*OCTAVO, "chat", "smollm2", "--max-tokens", "500")
     try:
-        session.wait_for(r"smollm2 · 8,192 tokens of context")
+        session.wait_for("smollm2 · 8,192 tokens of context" + listens)
         session.send("Tell me a very long story about a river.\r")
-        session.wait_for(r"\?2004l\S+ \S+ \S+ ")  # the editor has left the terminal to the answer
+        session.wait_for(answers + r"\S+ \S+ \S+ ")
         session.send("\x03")
-        session.wait_for(r"Stopped after \d+ tokens?\.")
+        session.wait_for(r"Stopped after \d+ tokens?\." + listens)
         session.send("/memory\r")
-        session.wait_for(r"Weights +\d+ MiB")
+        session.wait_for(r"Weights +\d+ MiB" + listens)
         session.send("/clear\r")
-        session.wait_for(r"cleared: [1-9][\d.]* [KM]iB went back to the system")
+        session.wait_for(r"cleared: [1-9][\d.]* [KM]iB went back to the system" + listens)
         session.send("\x04")
-        session.wait_for(r"$")
-        assert session.exit_code() == 0
-    except BaseException:
-        session.kill()
-        raise
+    finally:
+        code = session.exit_code()
+    assert code == 0

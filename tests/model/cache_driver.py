@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from octavo.engine.runner import Chunk, Runner
-from octavo.formats import get_format
 from octavo.kv.manager import BlockTable, KVCacheManager
 from octavo.kv.planner import plan_cache
 from octavo.models.loaded import LoadedModel
@@ -17,10 +16,17 @@ NAMESPACE = b"n" * 32
 class CacheDriver:
     """A model, its pages and its manager. Fresh memory is NaN."""
 
-    def __init__(self, loaded: LoadedModel, *, kernels: str = "auto", budget_bytes: int = 64 << 20) -> None:
-        self.prepared = prepare_model(loaded, kernels=kernels)
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        kernels: str = "auto",
+        kv_format: str = "raw",
+        budget_bytes: int = 64 << 20,
+    ) -> None:
+        self.prepared = prepare_model(loaded, kernels=kernels, kv_format=kv_format)
         spec = self.prepared.spec
-        plan = plan_cache(spec, get_format("auto", spec), budget_bytes, max_running=8)
+        plan = plan_cache(spec, self.prepared.page_format, budget_bytes, max_running=8)
         self.runner = Runner(self.prepared, plan, device="cpu", debug_fill=True)
         self.manager = KVCacheManager(
             num_blocks=plan.num_blocks, num_slots=plan.num_slots, max_tails=plan.max_tails

@@ -231,9 +231,9 @@ def test_mistakes_are_refused_before_anything_is_computed(engine):
 
 
 def test_a_prompt_larger_than_the_cache_is_refused_with_numbers_and_blocks_nobody():
-    with make_engine() as roomy:
+    with make_engine(kv_format="raw") as roomy:
         expected = roomy.generate(FIRST, max_tokens=5).token_ids
-    with make_engine(kv_memory="210KiB", max_running=2) as engine:
+    with make_engine(kv_memory="210KiB", max_running=2, kv_format="raw") as engine:
         with pytest.raises(
             RequestTooLarge, match=r"300 tokens needs 163,840 bytes .* holds 131,072, 256 tokens"
         ):
@@ -245,9 +245,9 @@ def test_a_prompt_larger_than_the_cache_is_refused_with_numbers_and_blocks_nobod
 
 def test_short_memory_preempts_and_every_answer_is_that_of_a_lone_run():
     prompts = [[(7 * i + j) % 300 + 10 for j in range(100)] for i in range(6)]
-    with make_engine() as roomy:
+    with make_engine(kv_format="raw") as roomy:
         expected = [roomy.generate(p, max_tokens=120, ignore_eos=True).token_ids for p in prompts]
-    with make_engine(kv_memory="640KiB", max_running=6) as engine:
+    with make_engine(kv_memory="640KiB", max_running=6, kv_format="raw") as engine:
         blocks = engine._core._plan.num_blocks
         assert blocks < 6 * 7, "the budget must be too small for all at once"
         assert blocks >= 7
@@ -274,7 +274,7 @@ def test_short_memory_preempts_and_every_answer_is_that_of_a_lone_run():
 
 
 def test_an_answer_that_fills_the_cache_ends_with_a_note():
-    with make_engine(kv_memory="210KiB", max_running=1) as engine:
+    with make_engine(kv_memory="210KiB", max_running=1, kv_format="raw") as engine:
         blocks = engine._core._plan.num_blocks
         assert blocks * 32 < 400
         reply = engine.generate(FIRST, max_tokens=450, ignore_eos=True)
@@ -288,7 +288,8 @@ def test_memory_grows_with_use_and_shrinks_when_cleared(engine):
     engine.clear()
     empty = engine.memory()
     assert empty.kv_allocated_bytes == empty.kv_reusable_bytes == 0
-    assert empty.kv_bytes_per_token == 2 * 2 * (16 + 16) * 4  # layers, heads, keys and values, bytes
+    # 2 layers, 2 heads: a key code and a 32nd of a channel's scale and zero, a value code and a token's own
+    assert empty.kv_bytes_per_token == 2 * 2 * (16 + 16 * 4 // 32 + 16 + 4)
     engine.generate(SECOND, max_tokens=10)
     used = engine.memory()
     assert 0 < used.kv_reusable_bytes <= used.kv_allocated_bytes <= used.kv_budget_bytes
@@ -362,10 +363,12 @@ def test_a_dead_thread_is_reported(monkeypatch):
         raise SystemError("gone")
 
     monkeypatch.setattr(engine._core, "step", die)
-    with pytest.raises(EngineStopped, match="gone"):
+    with pytest.raises(EngineStopped, match="gone") as waited:
         engine.generate(FIRST)
-    with pytest.raises(EngineStopped, match="gone"):
+    with pytest.raises(EngineStopped, match="gone") as asked:
         engine.memory()
+    for caught in (waited, asked):
+        assert isinstance(caught.value.__cause__, SystemError)
 
 
 def test_reference_kernels_answer_alike(expected):

@@ -28,14 +28,10 @@ def build(family, **changes):
     [
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic.*longest position"),
         ("phi3", {"sliding_window": None, "original_max_position_embeddings": 256, "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 256}}, "longrope"),
-        ("mistral", {"sliding_window": 128}, "window of 128 tokens.*--context 128"),
-        ("gemma2", {"head_dim": 16}, "soft cap|slides"),
-        ("gemma3_text", {"head_dim": 16, "sliding_window": 64}, "slides"),
         ("deepseek_v3", {"num_hidden_layers": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, "MLA"),
         ("bloom", {}, "attention interface|ALiBi"),
         ("falcon_h1", {}, "layers|attention interface|hybrid|state"),
         ("qwen3_next", {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, "attention interface|linear_attention"),
-        ("gpt_oss", {"num_local_experts": 4, "head_dim": 16}, "slides|sinks"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
@@ -45,21 +41,14 @@ def test_refused_by_name_and_reason(family, changes, reason):
     except Exception as error:
         pytest.fail(f"the test could not build {family}: {error}")
     with pytest.raises(UnsupportedModel, match=rf"{family}.*({reason})"):
-        refuse_unsupported(model, 512)
-
-
-def test_a_window_as_long_as_the_context_is_full_attention():
-    model = build("mistral", sliding_window=128)
-    refuse_unsupported(model, 128)
-    loaded = tiny_loaded("mistral", sliding_window=128)
-    assert prepare_model(loaded, context=128).context == 128
+        refuse_unsupported(model)
 
 
 def test_mrope_alibi_cross_attention_and_training_mode_are_refused():
     model = tiny_model("llama")
     model.config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
     with pytest.raises(UnsupportedModel, match="M-RoPE"):
-        refuse_unsupported(model, 512)
+        refuse_unsupported(model)
     for name, reason in (
         ("alibi", "ALiBi"),
         ("num_kv_shared_layers", "share keys"),
@@ -68,17 +57,17 @@ def test_mrope_alibi_cross_attention_and_training_mode_are_refused():
         model = tiny_model("llama")
         setattr(model.config, name, 1)
         with pytest.raises(UnsupportedModel, match=reason):
-            refuse_unsupported(model, 512)
+            refuse_unsupported(model)
     with pytest.raises(UnsupportedModel, match="training mode"):
-        refuse_unsupported(tiny_model("llama").train(), 512)
+        refuse_unsupported(tiny_model("llama").train())
 
 
 def test_encoder_decoders_and_headless_models_are_refused():
     config = types.SimpleNamespace(model_type="t5", is_encoder_decoder=True)
     with pytest.raises(UnsupportedModel, match="t5.*encoder-decoder"):
-        refuse_unsupported(types.SimpleNamespace(config=config, training=False), 512)
+        refuse_unsupported(types.SimpleNamespace(config=config, training=False))
     with pytest.raises(UnsupportedModel, match="head"):
-        refuse_unsupported(tiny_model("llama").model, 512)
+        refuse_unsupported(tiny_model("llama").model)
 
 
 def test_dtype_that_the_kernels_do_not_have_is_refused():

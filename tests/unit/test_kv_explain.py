@@ -67,6 +67,23 @@ def test_changed_token() -> None:
     assert explain(kv, changed) == Miss("new", 0, 0)
 
 
+def test_of_what_is_here_and_what_has_left_the_longer_part_counts() -> None:
+    kv = manager(max_tails=1)
+    finish(kv, tokens(0, 37))
+    finish(kv, tokens(100, 5))
+    finish(kv, tokens(0, 70), keep=False)
+    changed = tokens(0, 80)
+    changed[50] = 999
+    assert explain(kv, changed) == Miss("changed_token", 32, 18)
+
+
+def test_what_came_back_is_not_missed() -> None:
+    kv = manager(max_tails=1)
+    for token_ids in (tokens(0, 45), tokens(100, 5), tokens(0, 45)):
+        finish(kv, token_ids)
+    assert explain(kv, tokens(0, 60)) == Miss("new", 45, 0)
+
+
 def test_evicted() -> None:
     kv = manager(num_blocks=3)
     finish(kv, tokens(0, 101))
@@ -92,12 +109,19 @@ def test_cleared() -> None:
 
 def test_the_latest_cause_counts_and_the_oldest_is_forgotten() -> None:
     departed = Departed(block_hash, max_hashes=2)
-    departed.add_block(b"a", "cleared")
-    departed.add_block(b"b", "cleared")
-    departed.add_block(b"a", "evicted")
-    departed.add_block(block_hash(NAMESPACE, b"root", tokens(0, 32)), "evicted")
+    block = block_hash(NAMESPACE, b"root", tokens(0, 32))
+    departed.add_block(block, "cleared")
+    departed.add_block(b"other", "cleared")
+    departed.add_block(block, "evicted")
+    departed.add_block(b"third", "cleared")
     assert departed.follow(NAMESPACE, b"root", tokens(0, 33)) == (32, "evicted")
-    departed.add_block(b"c", "cleared")
-    assert departed.follow(NAMESPACE, b"root", tokens(0, 33)) == (32, "evicted")
-    departed.add_block(b"d", "cleared")
+    departed.add_block(b"fourth", "cleared")
     assert departed.follow(NAMESPACE, b"root", tokens(0, 33)) == (0, None)
+
+
+def test_the_first_of_several_causes_is_told() -> None:
+    departed = Departed(block_hash)
+    first = block_hash(NAMESPACE, b"root", tokens(0, 32))
+    departed.add_block(first, "evicted")
+    departed.add_block(block_hash(NAMESPACE, first, tokens(32, 32)), "cleared")
+    assert departed.follow(NAMESPACE, b"root", tokens(0, 70)) == (64, "evicted")

@@ -70,6 +70,39 @@ def test_an_out_of_date_tail_is_refused() -> None:
         kv.start(match, tokens(0, 6))
 
 
+def test_a_match_with_a_tail_is_of_one_prompt_only() -> None:
+    kv = manager()
+    kv.keep_tail(run(kv, tokens(0, 50)))
+    match = kv.match_prefix(tokens(0, 51), namespace=NAMESPACE)
+    for other in (tokens(0, 32), [*tokens(0, 49), 999, 50]):
+        with pytest.raises(ValueError, match="another prompt"):
+            kv.start(match, other)
+
+
+def test_a_tail_with_the_same_tokens_elsewhere_is_another_one() -> None:
+    kv = manager(num_slots=1)
+    first = run(kv, tokens(0, 5))
+    kv.keep_tail(first)
+    kv.free(first)
+    match = kv.match_prefix(tokens(0, 6), namespace=NAMESPACE)
+    second = run(kv, tokens(100, 32) + tokens(0, 5))
+    kv.keep_tail(second)
+    assert match.tail_slot == second.slot
+    with pytest.raises(ValueError, match="out of date"):
+        kv.start(match, tokens(0, 6))
+
+
+def test_a_sequence_that_does_not_publish_reuses_and_keeps_its_own_to_itself() -> None:
+    kv = manager()
+    kv.free(run(kv, tokens(0, 32)))
+    table = kv.start(kv.match_prefix(tokens(0, 80), namespace=NAMESPACE), tokens(0, 80), publish=False)
+    assert table.num_tokens == 32
+    append(kv, table, tokens(32, 48))
+    kv.keep_tail(table)
+    kv.keep_tail(kv.fork(table))
+    assert (num_cached(kv, tokens(0, 90)), kv.num_tails) == (32, 0)
+
+
 def test_sequences_that_compute_the_same_at_the_same_time_share_the_first_ones_blocks() -> None:
     kv = manager()
     first, second = (kv.start(kv.match_prefix([], namespace=NAMESPACE), []) for _ in range(2))

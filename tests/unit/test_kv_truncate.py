@@ -49,6 +49,17 @@ def test_a_raw_tail_gives_rows_of_a_sealed_block_back(kept: int, num_tokens: int
     assert num_cached(kv, tokens(0, left + 1)) == left
 
 
+def test_a_tail_that_gave_rows_back_counts_as_used() -> None:
+    kv = manager(max_tails=2)
+    table, other = run(kv, tokens(0, 40)), run(kv, tokens(100, 5))
+    for sequence in (table, other):
+        kv.keep_tail(sequence)
+    append(kv, table, tokens(40, 60))
+    assert kv.truncate(table, 38) == 38
+    kv.keep_tail(run(kv, tokens(200, 5)))
+    assert [num_cached(kv, tokens(first, 41)) for first in (0, 100)] == [40, 0]
+
+
 def test_a_sequence_that_started_from_sealed_blocks_can_be_truncated() -> None:
     kv = manager()
     kv.free(run(kv, tokens(0, 64)))

@@ -74,8 +74,17 @@ def test_an_incomplete_download_is_not_taken_for_the_model(hub_cache):
 
 def test_a_model_that_is_nowhere_needs_a_network():
     with pytest.raises(
-        NetworkUnavailable, match=r"cannot be reached.*HF_HUB_OFFLINE.*`octavo pull owner/tiny` again"
+        NetworkUnavailable,
+        match=r"owner/tiny is not in the hub's cache and.*cannot be reached.*HF_HUB_OFFLINE.*"
+        r"`octavo pull owner/tiny` again",
     ):
+        hub.pull("owner/tiny")
+
+
+def test_a_download_that_was_cut_off_needs_a_network(hub_cache, monkeypatch):
+    add_to_cache(hub_cache, "owner/tiny", weights="other.bin")
+    answers(monkeypatch, errors.LocalEntryNotFoundError("offline"))
+    with pytest.raises(NetworkUnavailable, match=r"owner/tiny is not complete in the hub's cache and"):
         hub.pull("owner/tiny")
 
 

@@ -6,18 +6,23 @@ Model libraries are imported by a command once it needs a model, so that everyth
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
 
+from octavo.cli.bench import bench
 from octavo.cli.chat import chat
+from octavo.cli.doctor import doctor
 from octavo.cli.models import models, pull
 from octavo.cli.run import INTERRUPTED, run
 from octavo.cli.terminal import Terminal
+from octavo.cli.verify import verify
 from octavo.errors import UserError
 
 app = typer.Typer(
@@ -36,8 +41,9 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-for _command in (run, chat, pull, models):
+for _command in (run, chat, pull, models, verify, doctor):
     app.command(help=_paragraphs(_command.__doc__ or ""))(_command)
+app.add_typer(bench)
 
 
 def _version(asked: bool) -> None:
@@ -64,7 +70,12 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(invoke(sys.argv[1:]))
+    code = invoke(sys.argv[1:])
+    atexit._run_exitfuncs()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)  # without taking the model libraries down object by object, which takes most of a second
 
 
 def invoke(arguments: Sequence[str]) -> int:

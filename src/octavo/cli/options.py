@@ -36,6 +36,17 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
+class KvFormat(StrEnum):
+    """The choices of `--kv-format`."""
+
+    int8 = "int8"
+    k8v4 = "k8v4"
+    int4 = "int4"
+    bf16 = "bf16"
+    fp32 = "fp32"
+    raw = "raw"
+
+
 class Overflow(StrEnum):
     """The choices of `--overflow`."""
 
@@ -60,13 +71,13 @@ class EngineOptions:
         ),
     ] = None
     kv_format: Annotated[
-        str,
+        KvFormat,
         typer.Option(
-            metavar="NAME",
-            help="How full blocks of the cache are encoded; auto keeps the compute dtype.",
+            help="How full blocks of the cache are encoded, whatever the precision of the weights; raw keeps the "
+            "compute dtype.",
             rich_help_panel=_ENGINE,
         ),
-    ] = "auto"
+    ] = KvFormat.int8
     context: Annotated[
         int | None,
         typer.Option(
@@ -103,7 +114,7 @@ class EngineOptions:
         """
         settings: dict[str, Any] = {
             "dtype": self.dtype.value,
-            "kv_format": self.kv_format,
+            "kv_format": self.kv_format.value,
             "context": self.context,
             "cache": not self.no_cache,
             "device": self.device,

@@ -36,7 +36,7 @@ def amount(stage: str, done: int, total: int | None) -> str:
     """How far a stage has got; see `Bars`."""
     if not total:
         return ""
-    if stage == "prompt":
+    if stage in ("prompt", "verify"):
         return f"{done:,} of {count(total, 'token')}"
     return f"{size(done)} of {size(total)}"
 
@@ -56,7 +56,10 @@ def summary(reply: Reply, *, temperature: float) -> str:
         speed = timings.decode_tokens_per_s
         parts.append(f"{speed:.0f} tok/s" if speed >= 9.95 else f"{speed:.1f} tok/s")
     parts.append(f"weights {size(memory.weights_bytes)}")
-    parts.append(f"KV cache {size(memory.kv_allocated_bytes)} ({memory.kv_bytes_per_token:,} B a token)")
+    parts.append(
+        f"KV cache {size(memory.kv_allocated_bytes)} "
+        f"({memory.kv_format}, {memory.kv_bytes_per_token:,} B a token)"
+    )
     if temperature > 0:
         parts.append(f"seed {reply.seed}")
     return " · ".join(parts)
@@ -79,7 +82,7 @@ def memory_lines(memory: MemoryReport) -> list[str]:
         ("KV cache", size(memory.kv_allocated_bytes), f"of at most {size(memory.kv_budget_bytes)}"),
         ("  in use", size(memory.kv_used_bytes), "by answers that are being written"),
         ("  reusable", size(memory.kv_reusable_bytes), "kept so that it is not computed again"),
-        ("  a token", f"{memory.kv_bytes_per_token:,} B", ""),
+        ("  a token", f"{memory.kv_bytes_per_token:,} B", f"in the format {memory.kv_format}"),
         ("Workspace", size(memory.workspace_bytes), ""),
     )
     return [f"{name:<11} {value:>9}  {what}".rstrip() for name, value, what in rows]
@@ -97,6 +100,7 @@ def reply_object(reply: Reply, decode: Decode) -> dict[str, Any]:
         "memory": asdict(reply.memory),
         "seed": reply.seed,
         "notes": list(reply.notes),
+        "exact": reply.exact,
     }
     logprobs = reply.choices[0].logprobs
     if logprobs is not None:

@@ -27,7 +27,9 @@ _STAGES = {
     "download": "Downloading",
     "hash": "Checking the file",
     "load": "Loading the weights",
+    "check": "Checking exactness",
     "prompt": "Reading the prompt",
+    "verify": "Comparing formats",
 }
 
 

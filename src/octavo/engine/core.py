@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence as SequenceOf
 
@@ -15,13 +16,16 @@ from octavo.engine.sampler import Sample, TokenSampler, draw_seed
 from octavo.engine.scheduler import Scheduled, Scheduler
 from octavo.engine.sequence import RequestState, Sequence
 from octavo.errors import InvalidRequest, OctavoError, PromptTooLong, RequestTooLarge
-from octavo.formats import get_format
 from octavo.kv.hashing import namespace_key
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.planner import plan_cache
+from octavo.models.check import check_exactness
 from octavo.models.loaded import LoadedModel
+from octavo.models.loaded import Progress as LoadProgress
 from octavo.models.prepare import Probe, prepare_model
 from octavo.spec import BLOCK_SIZE, cdiv
+
+_log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -30,19 +34,31 @@ class EngineCore:
     Args:
         loaded: is taken over and changed in place.
         budget_bytes: of the cache.
+        progress: see `check_exactness`.
 
     Raises:
         UnsupportedModel, InvalidRequest: see `prepare_model` and `plan_cache`.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        budget_bytes: int,
+        progress: LoadProgress | None = None,
+    ) -> None:
         self._config = config
         self._tokenizer = loaded.tokenizer
         self._eos = loaded.eos_token_ids
-        prepared = prepare_model(loaded, context=config.context, device=config.device, kernels=config.kernels)
-        page_format = get_format(config.kv_format, prepared.spec)
-        self._plan = plan_cache(prepared.spec, page_format, budget_bytes, config.max_running)
-        self._identity = {**prepared.identity, "format": page_format.name, "block_size": BLOCK_SIZE}
+        prepared = prepare_model(
+            loaded,
+            kv_format=config.kv_format,
+            context=config.context,
+            device=config.device,
+            kernels=config.kernels,
+        )
+        self._plan = plan_cache(prepared.spec, prepared.page_format, budget_bytes, config.max_running)
+        self._identity = prepared.identity
         self._budget_bytes = budget_bytes
         self._weights_bytes = prepared.weights_bytes
         self.context = prepared.context
@@ -57,6 +73,9 @@ class EngineCore:
         self._sequences: dict[str, list[Sequence]] = {}
         if prepared.probe is not None:
             self._check_probe(prepared.probe, prepared.model.config.model_type)
+        self._exactness = check_exactness(prepared, max_rows=config.max_step_tokens, progress=progress)
+        if not self._exactness.exact:
+            _log.warning("%s", self._exactness.reason)
 
     @property
     def has_work(self) -> bool:
@@ -116,6 +135,7 @@ class EngineCore:
             kv_budget_bytes=self._budget_bytes,
             kv_bytes_per_token=self._plan.bytes_per_token,
             workspace_bytes=self._runner.workspace_bytes,
+            kv_format=str(self._identity["format"]),
         )
 
     def clear(self) -> int:
@@ -166,7 +186,8 @@ class EngineCore:
             block_bytes = self._plan.bytes_per_token * BLOCK_SIZE
             raise RequestTooLarge(
                 f"The prompt of {length:,} tokens needs {need * block_bytes:,} bytes of cache and the whole cache "
-                f"holds {have * block_bytes:,}, {have * BLOCK_SIZE:,} tokens. Raise kv_memory or shorten the prompt."
+                f"holds {have * block_bytes:,}, {have * BLOCK_SIZE:,} tokens. Raise the cache budget (kv_memory, "
+                "--kv-memory) or shorten the prompt."
             )
 
     def _sequence(self, state: RequestState, index: int) -> Sequence:
@@ -277,7 +298,8 @@ class EngineCore:
                 memory=self.memory(),
                 seed=state.seed,
                 why=state.why,
-                notes=tuple(dict.fromkeys(state.notes)),
+                notes=tuple(dict.fromkeys((*self._exactness.notes, *state.notes))),
+                exact=self._exactness.exact,
             )
         logprobs = () if sample is None or sample.logprob is None else (sample.logprob,)
         return [Delta(request_id, sequence.index, text, tuple(token_ids), logprobs, reason, reply)]
@@ -294,6 +316,7 @@ class EngineCore:
         sequence = self._scheduler.running[0]
         have = self._plan.num_blocks * BLOCK_SIZE
         sequence.state.notes.append(
-            f"The answer ends here: the cache of {have:,} tokens is full. Raise kv_memory."
+            f"The answer ends here: the cache of {have:,} tokens is full. "
+            "Raise the cache budget (kv_memory, --kv-memory)."
         )
         return self._finish(sequence, "length", sequence.detokenizer.finish())

@@ -9,19 +9,21 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, Self, TypeVar
 
 import psutil
 import torch
 
-from octavo.config import EngineConfig, SamplingParams, parse_bytes
+from octavo.config import EngineConfig, SamplingParams, parse_bytes, refuse_unknown
 from octavo.engine.core import EngineCore
 from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
 from octavo.errors import EngineStopped, InvalidRequest
 from octavo.kv.planner import default_budget_bytes
 from octavo.models.load import load_model
 from octavo.models.loaded import LoadedModel, Progress
-from octavo.models.prepare import resolve_dtype
+from octavo.models.prepare import check_device, resolve_dtype
 
 Sink = Callable[[Event], None]
 T = TypeVar("T")
@@ -49,12 +51,11 @@ class TokenEngine:
         progress: Progress | None = None,
         **settings: Any,
     ) -> None:
-        try:
-            config = EngineConfig(
-                kv_memory_bytes=None if kv_memory is None else parse_bytes(kv_memory), **settings
-            )
-        except TypeError as error:
-            raise InvalidRequest(f"An engine has no such setting: {error}.") from None
+        known = [field.name for field in fields(EngineConfig) if field.name != "kv_memory_bytes"]
+        refuse_unknown(settings, [*known, "kv_memory", "progress"], "engine setting")
+        budget = None if kv_memory is None else parse_bytes(kv_memory)
+        config = EngineConfig(kv_memory_bytes=budget, **settings)
+        check_device(config.device)
         dtype = resolve_dtype(config.dtype, config.device)
         loaded = (
             model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, progress=progress)
@@ -64,7 +65,8 @@ class TokenEngine:
         self.eos_token_ids = loaded.eos_token_ids
         self.fingerprint = loaded.fingerprint
         budget = config.kv_memory_bytes or default_budget_bytes(psutil.virtual_memory().available)
-        self._core = EngineCore(loaded, config, budget)
+        with _threads(config.threads):
+            self._core = EngineCore(loaded, config, budget, progress)
         self.config = config
         self.context = self._core.context
         self._ids = itertools.count()
@@ -214,7 +216,9 @@ class TokenEngine:
 
     def _stopped(self) -> EngineStopped:
         reason = "it was closed" if self._died is None else f"its thread died of {self._died!r}"
-        return EngineStopped(f"The engine does not run any more: {reason}. Make a new one.")
+        error = EngineStopped(f"The engine does not run any more: {reason}. Make a new one.")
+        error.__cause__ = self._died
+        return error
 
     def _run(self) -> None:
         try:
@@ -242,13 +246,25 @@ class TokenEngine:
                 sink(event)
 
 
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Computes with this many threads inside the block, and then with as many as before."""
+    if number is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def make_params(sampling: dict[str, Any]) -> SamplingParams:
     """Sampling parameters from keywords.
 
     Raises:
         InvalidRequest: a keyword does not exist or its value is out of range.
     """
-    try:
-        return SamplingParams(**sampling)
-    except (TypeError, AttributeError) as error:
-        raise InvalidRequest(f"A sampling setting cannot be used: {error}.") from None
+    refuse_unknown(sampling, [field.name for field in fields(SamplingParams)], "sampling setting")
+    return SamplingParams(**sampling)

@@ -75,7 +75,8 @@ class MemoryReport:
     """Bytes: weights apart from the key-value cache.
 
     `kv_allocated_bytes` is held from the system; `kv_used_bytes` belongs to running sequences;
-    `kv_reusable_bytes` is kept for later hits; `kv_budget_bytes` is never passed.
+    `kv_reusable_bytes` is kept for later hits; `kv_budget_bytes` is never passed. `kv_format` is how full
+    blocks are encoded, which `kv_bytes_per_token` follows from.
     """
 
     weights_bytes: int
@@ -85,6 +86,7 @@ class MemoryReport:
     kv_budget_bytes: int
     kv_bytes_per_token: int
     workspace_bytes: int
+    kv_format: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,10 @@ class Choice:
 class Reply:
     """The whole answer, sent once when the last choice has finished.
 
-    `notes` are sentences for a person: what was dropped, why the answer ended early.
+    `notes` are sentences for a person: what was dropped, why the answer ended early, why it is not `exact`.
+
+    `exact` says that the start-up check found this machine to keep the promise that no bit of an answer
+    depends on what was reused or computed beside it.
     """
 
     request_id: str
@@ -123,6 +128,7 @@ class Reply:
     seed: int
     why: Why | None = None
     notes: tuple[str, ...] = ()
+    exact: bool = True
 
     @property
     def text(self) -> str:
@@ -161,6 +167,11 @@ class Progress:
     request_id: str
     num_computed_tokens: int
     num_prompt_tokens: int
+
+    @property
+    def text(self) -> str:
+        """Nothing is generated yet; so the `text` of every event of a stream can be printed."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,15 @@ class Runner:
         """Bytes of the cache held from the system."""
         return self.sealed.allocated_bytes + self.opened.allocated_bytes
 
-    def run(self, chunks: SequenceOf[Chunk]) -> torch.Tensor:
-        """Computes the chunks' tokens; returns float32 logits `[len(chunks), vocabulary]` of their last ones."""
+    def run(self, chunks: SequenceOf[Chunk], rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes the chunks' tokens.
+
+        Args:
+            rows: int64 `[R]`, the tokens of the step whose logits are wanted; without it, each chunk's last one.
+
+        Returns:
+            float32 logits `[R, vocabulary]`, on the CPU.
+        """
         for chunk in chunks:
             self._make_room(chunk)
         ids: list[int] = []
@@ -79,15 +86,15 @@ class Runner:
             step=kernels.begin(batch),
             sealed=self.sealed.layers,
             opened=self.opened.layers,
-            context=self._prepared.context,
             num_rows=len(ids),
         )
-        last_rows = torch.from_numpy(batch.query_starts[1:] - 1)
+        if rows is None:
+            rows = torch.from_numpy(batch.query_starts[1:] - 1)
         logits = forward(
             self._prepared.model,
             torch.tensor(ids, device=self._device),
             torch.tensor(positions, device=self._device),
-            last_rows.to(self._device),
+            rows.to(self._device),
             context,
         )
         return logits.float().cpu()

@@ -1,5 +1,5 @@
-"""How a sealed page is encoded. A format says how many bytes a page takes and whether it loses anything."""
+"""How a sealed page is encoded: how many bytes it takes, and a plain encoder and decoder of it."""
 
-from octavo.formats.page_format import PageFormat, get_format
+from octavo.formats.page_format import FORMATS, PageFormat, get_format
 
-__all__ = ["PageFormat", "get_format"]
+__all__ = ["FORMATS", "PageFormat", "get_format"]

@@ -4,6 +4,6 @@
 the tests.
 """
 
-from octavo.kernels.batch import AttentionBatch, AttentionKernels, AttentionStep
+from octavo.kernels.batch import AttentionBatch, AttentionKernels, AttentionStep, Scoring, SealedFormat
 
-__all__ = ["AttentionBatch", "AttentionKernels", "AttentionStep"]
+__all__ = ["AttentionBatch", "AttentionKernels", "AttentionStep", "Scoring", "SealedFormat"]

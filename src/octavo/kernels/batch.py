@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.spec import PageShape
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -41,6 +43,34 @@ class AttentionBatch:
         return int(self.query_starts[-1])
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer's scores are made.
+
+    Attributes:
+        scale: factor of the products.
+        softcap: scores become `softcap * tanh(score / softcap)`; 0 leaves them.
+        window: a token sees itself and the `window - 1` tokens before it; 0 for all.
+        sinks: float32 `[num_heads]`: a score that takes probability and gives no value.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+    sinks: torch.Tensor | None = None
+
+
+class SealedFormat(Protocol):
+    """What kernels need to know of a sealed page's format; see `octavo.formats`."""
+
+    @property
+    def native_id(self) -> int: ...
+
+    def page_bytes(self, page: PageShape) -> int: ...
+    def encode(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor: ...
+    def decode(self, data: torch.Tensor, page: PageShape) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 class AttentionStep(Protocol):
     """One step's attention, asked once per layer."""
 
@@ -51,7 +81,7 @@ class AttentionStep(Protocol):
         v: torch.Tensor,
         sealed: torch.Tensor,
         opened: torch.Tensor,
-        scale: float,
+        scoring: Scoring,
     ) -> torch.Tensor:
         """Stores the rows' keys and values, seals the blocks that they fill, and attends.
 
@@ -59,7 +89,7 @@ class AttentionStep(Protocol):
             q: `[rows, num_heads, head_dim]`, rotated, in the compute dtype.
             k, v: `[rows, num_kv_heads, head_dim]`, not repeated.
             sealed, opened: uint8, this layer's sealed and open pages.
-            scale: factor of the scores.
+            scoring: how scores are made of products.
 
         Returns:
             `[rows, num_heads, v_head_dim]` in the compute dtype.

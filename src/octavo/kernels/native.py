@@ -8,7 +8,7 @@ import torch  # first: the native module then shares torch's OpenMP runtime
 
 from octavo import _native
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.kernels.batch import AttentionBatch
+from octavo.kernels.batch import AttentionBatch, Scoring, SealedFormat
 from octavo.spec import BLOCK_SIZE, PageShape
 
 _DTYPES = {torch.bfloat16: 0, torch.float32: 1}
@@ -61,6 +61,7 @@ class NativeStep:
         self._num_rows = batch.num_rows
         self._step = _native.Step(
             _DTYPES[kernels.dtype],
+            kernels.sealed_format.native_id,
             kernels.num_heads,
             page.num_kv_heads,
             page.head_dim,
@@ -85,7 +86,7 @@ class NativeStep:
         v: torch.Tensor,
         sealed: torch.Tensor,
         opened: torch.Tensor,
-        scale: float,
+        scoring: Scoring,
     ) -> torch.Tensor:
         kernels, page = self._kernels, self._kernels.page
         rows = self._num_rows
@@ -100,11 +101,16 @@ class NativeStep:
                     f"{name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}; the step wants "
                     f"{kernels.dtype} ({rows}, {heads}, {dim}) with contiguous channels."
                 )
+        sinks = scoring.sinks
+        if sinks is not None and (sinks.shape != (kernels.num_heads,) or sinks.dtype != torch.float32):
+            raise KernelArgumentError(
+                f"sinks is {sinks.dtype} {tuple(sinks.shape)}; the step wants float32 ({kernels.num_heads},)."
+            )
         if self._max_sealed and self._max_sealed + kernels.page_bytes > sealed.numel():
             raise KernelArgumentError(
                 f"A block table points {self._max_sealed:,} bytes into {sealed.numel():,} bytes of sealed pages."
             )
-        if self._max_open + kernels.page_bytes > opened.numel():
+        if self._max_open + kernels.open_page_bytes > opened.numel():
             raise KernelArgumentError(
                 f"A slot points {self._max_open:,} bytes into {opened.numel():,} bytes of open pages."
             )
@@ -116,7 +122,10 @@ class NativeStep:
             sealed.data_ptr(),
             opened.data_ptr(),
             self._scratch.data_ptr(),
-            scale,
+            scoring.scale,
+            scoring.softcap,
+            scoring.window,
+            0 if sinks is None else sinks.data_ptr(),
         )
         return out
 
@@ -124,14 +133,18 @@ class NativeStep:
 class NativeKernels:
     """Exact attention on the CPU for one page shape; see `AttentionKernels`."""
 
-    def __init__(self, page: PageShape, num_heads: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, page: PageShape, num_heads: int, dtype: torch.dtype, sealed_format: SealedFormat
+    ) -> None:
         if dtype not in _DTYPES:
             raise KernelArgumentError(f"The native kernels compute in bf16 or fp32, not {dtype}.")
         assert _native.BLOCK_SIZE == BLOCK_SIZE
         self.page = page
         self.num_heads = num_heads
         self.dtype = dtype
-        self.page_bytes = page.elements * dtype.itemsize
+        self.sealed_format = sealed_format
+        self.page_bytes = sealed_format.page_bytes(page)
+        self.open_page_bytes = page.raw_bytes("bf16" if dtype == torch.bfloat16 else "fp32")
         self._isa = select_isa()
         self._scratch = torch.empty(0, dtype=torch.uint8)
 

@@ -77,7 +77,7 @@ class KVCacheManager:
             parent = block_id
             start += BLOCK_SIZE
         # Not a whole block: it would have to be sealed, and its pages are not here.
-        wanted = token_ids[start : max(0, min(start + BLOCK_SIZE - 1, reusable))]
+        wanted = token_ids[start : min(start + BLOCK_SIZE - 1, reusable)]
         slot, num_rows = self._slots.tails.longest(parent, wanted)
         return PrefixMatch(namespace, tuple(block_ids), slot, num_rows)
 
@@ -195,8 +195,6 @@ class KVCacheManager:
         self._require_idle(table)
         if not 0 <= num_tokens <= table.num_tokens:
             raise ValueError(f"Cannot truncate {table.num_tokens} tokens to {num_tokens}.")
-        if num_tokens == table.num_tokens:
-            return num_tokens
         if table.slot is None or num_tokens <= table.last_block_start:
             block, num_rows = divmod(num_tokens, BLOCK_SIZE)
             wanted = table.block_token_ids(block)[:num_rows]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.errors import InvalidRequest
 from octavo.formats import PageFormat
 from octavo.kv.storage.arena import HUGE_PAGE_BYTES
-from octavo.spec import BLOCK_SIZE, DTYPE_BYTES, CacheSpec, cdiv
+from octavo.spec import BLOCK_SIZE, CacheSpec, cdiv
 
 _MIN_SLABS = 8  # below this many slabs a layer, smaller slabs waste less than huge pages gain
 _MIN_BLOCKS = 4
@@ -47,7 +47,7 @@ def plan_cache(spec: CacheSpec, page_format: PageFormat, budget_bytes: int, max_
     """
     group = spec.group
     page_bytes = page_format.page_bytes(group.page)
-    open_page_bytes = group.page.elements * DTYPE_BYTES[spec.dtype]
+    open_page_bytes = group.page.raw_bytes(spec.dtype)
     slot_bytes = cdiv(cdiv(open_page_bytes, 64) * 64 * group.num_layers, 4096) * 4096
     max_tails = min(_MAX_TAILS, max(2, budget_bytes // 8 // slot_bytes))
     num_slots = max_running + max_tails + 1
@@ -59,10 +59,13 @@ def plan_cache(spec: CacheSpec, page_format: PageFormat, budget_bytes: int, max_
     num_slabs = max(0, for_blocks) // (slab_bytes * group.num_layers)
     min_slabs = cdiv(_MIN_BLOCKS, slab_bytes // page_bytes)
     if num_slabs < min_slabs:
-        need = num_slots * slot_bytes + min_slabs * slab_bytes * group.num_layers
+        blocks_bytes = min_slabs * slab_bytes * group.num_layers
+        need = num_slots * slot_bytes + blocks_bytes
+        fits_one = (1 + max_tails + 1) * slot_bytes + blocks_bytes <= budget_bytes
         raise InvalidRequest(
             f"A cache of {budget_bytes:,} bytes is too small for {max_running} running sequences; "
-            f"this model needs at least {need:,} bytes. Raise kv_memory or lower max_running."
+            f"this model needs at least {need:,} bytes. Raise the cache budget (kv_memory, --kv-memory)"
+            f"{' or lower max_running' if fits_one else ''}."
         )
     return CachePlan(
         bytes_per_token=page_bytes * group.num_layers // BLOCK_SIZE,

@@ -14,12 +14,10 @@ import torch
 from transformers import AttentionInterface
 
 from octavo.errors import OctavoError, UnsupportedModel
-from octavo.kernels import AttentionStep
+from octavo.kernels import AttentionStep, Scoring
 
 ATTENTION_NAME = "octavo"
 _REFUSED = {
-    "softcap": "caps attention scores",
-    "s_aux": "has attention sinks",
     "position_bias": "adds a position bias to the scores",
     "head_mask": "masks heads",
 }
@@ -36,7 +34,6 @@ class StepContext:
     step: AttentionStep
     sealed: list[torch.Tensor]
     opened: list[torch.Tensor]
-    context: int
     num_rows: int
     calls: int = 0
 
@@ -50,6 +47,8 @@ def _attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     octavo: StepContext | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -58,16 +57,17 @@ def _attention(
         raise OctavoError("This model belongs to an octavo.Engine; ask the engine, not the model.")
     if module.training or dropout or (torch.is_grad_enabled() and query.requires_grad):
         raise OctavoError("Octavo only infers: call model.eval() and run without gradients.")
-    if sliding_window is not None and sliding_window < octavo.context:
-        raise UnsupportedModel(
-            f"{type(module).__name__} slides over {sliding_window} tokens; the context is longer."
-        )
     for name, reason in _REFUSED.items():
         if kwargs.get(name) is not None:
             raise UnsupportedModel(f"{type(module).__name__} {reason}, which is not supported yet.")
     if attention_mask is not None:
         raise UnsupportedModel(f"{type(module).__name__} builds an attention mask of its own.")
     layer = module.layer_idx
+    layer_types = getattr(module.config, "layer_types", None)
+    if sliding_window is None and layer_types and layer_types[layer] == "sliding_attention":
+        raise UnsupportedModel(
+            f"{type(module).__name__} slides over a window and does not say how wide it is."
+        )
     octavo.calls += 1
     rows = octavo.num_rows
     out = octavo.step.attend(
@@ -76,7 +76,12 @@ def _attention(
         value[0].transpose(0, 1)[:rows],
         octavo.sealed[layer],
         octavo.opened[layer],
-        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        Scoring(
+            scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+            softcap=softcap or 0.0,
+            window=sliding_window or 0,
+            sinks=None if s_aux is None else s_aux.float(),
+        ),
     )
     if rows < query.shape[2]:  # the row that keeps experts from running on one row alone
         out = torch.cat((out, out[-1:]))

@@ -7,7 +7,7 @@ activations treat the tail of a thread's share differently. The replacements her
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 
 import torch
 from torch import nn
@@ -32,6 +32,10 @@ class ExactLinear(nn.Module):
         self.dtype = weight.dtype
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self._bias = None if bias is None else bias.detach().contiguous()
+
+    @property
+    def has_bias(self) -> bool:
+        return self._bias is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, self.in_features)
@@ -126,22 +130,27 @@ def _replacement(module: nn.Module) -> nn.Module | None:
     return None if kind is None else ExactActivation(kind)
 
 
-def make_exact(model: nn.Module, on_module: Callable[[], None] | None = None) -> int:
+def make_exact(model: nn.Module) -> int:
     """Replaces linear layers, activations and rotary embeddings of `model` in place.
 
-    The dense weights of replaced linear layers are let go, except those that an embedding shares.
+    The dense weights of a replaced linear layer are let go at once, except those that an embedding shares.
 
     Returns:
         Bytes of all weights afterwards, packed copies included.
     """
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            new = _replacement(child)
+    # Containers and names are listed: a reference to a layer would keep its dense weights.
+    for parent in [module for module in model.modules() if next(module.children(), None) is not None]:
+        for name in [name for name, _ in parent.named_children()]:
+            new = _replacement(getattr(parent, name))
             if new is not None:
                 setattr(parent, name, new)
-                count += 1
-                if on_module is not None:
-                    on_module()
+    give_back_freed_memory()
     packed = sum(m.weight_bytes for m in model.modules() if isinstance(m, ExactLinear))
     return packed + sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def give_back_freed_memory() -> None:
+    """Gives memory that was freed back to the system, where the C library is glibc, which would keep it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

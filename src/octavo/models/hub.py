@@ -81,6 +81,7 @@ def cached_models() -> list[ModelEntry]:
 
 def _refusal(repo_id: str, error: Exception) -> OctavoError:
     """A sentence and a next step for what the hub, or the way to it, said."""
+    from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -106,8 +107,10 @@ def _refusal(repo_id: str, error: Exception) -> OctavoError:
         )
     said = " ".join(str(error).split())[:200]
     if isinstance(error, LocalEntryNotFoundError):
+        known = isinstance(try_to_load_from_cache(repo_id, "config.json"), str)
         return NetworkUnavailable(
-            f"{repo_id} is not complete in the hub's cache and the hub cannot be reached. Check the network "
+            f"{repo_id} is not {'complete ' if known else ''}in the hub's cache and the hub cannot be reached. "
+            "Check the network "
             f"(and HF_HUB_OFFLINE) and run `octavo pull {repo_id}` again, or name a folder or file on this "
             "machine."
         )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 Progress = Callable[[str, int, int], None]
-"""Called with a stage (`download`, `hash`, `load`), the bytes done, and the bytes in all."""
+"""Called with a stage (`download`, `hash`, `load`, `check`), the bytes done, and the bytes in all."""
 
 SourceKind = Literal["bundled", "folder", "gguf", "hub"]
 

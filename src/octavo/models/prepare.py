@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from octavo.errors import InvalidRequest, UnsupportedModel
+from octavo.formats import PageFormat, get_format
 from octavo.kernels import AttentionKernels
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.reference import ReferenceKernels
@@ -16,7 +17,7 @@ from octavo.models.adapter import attach
 from octavo.models.exact import make_exact
 from octavo.models.loaded import LoadedModel
 from octavo.models.support import TESTED_FAMILIES, cache_spec, refuse_unsupported
-from octavo.spec import CacheSpec, ComputeDtype
+from octavo.spec import BLOCK_SIZE, CacheSpec, ComputeDtype
 
 _PROBE_LENGTH = 70
 
@@ -58,6 +59,7 @@ class PreparedModel:
 
     model: Any
     spec: CacheSpec
+    page_format: PageFormat
     kernels: AttentionKernels
     context: int
     weights_bytes: int
@@ -80,14 +82,39 @@ def resolve_dtype(choice: str, device: str = "cpu") -> ComputeDtype:
     return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"
 
 
+def check_device(name: str) -> None:
+    """Checks that torch can compute on a device.
+
+    Raises:
+        InvalidRequest: there is none of that name, or it cannot be used here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidRequest(f"Torch has no device {name!r}. Use cpu, or for example cuda.") from error
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # each device has its own ways to fail
+        said = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
+        raise InvalidRequest(
+            f"Torch cannot compute on the device {name!r} here ({said}). Use cpu, or a device that this "
+            "torch can use."
+        ) from error
+
+
 def prepare_model(
-    loaded: LoadedModel, *, context: int | None = None, device: str = "cpu", kernels: str = "auto"
+    loaded: LoadedModel,
+    *,
+    kv_format: str = "int8",
+    context: int | None = None,
+    device: str = "cpu",
+    kernels: str = "auto",
 ) -> PreparedModel:
     """Makes `loaded.model` run through the cache, in place.
 
     Raises:
         UnsupportedModel: the model cannot be run exactly; the message names the reason.
-        InvalidRequest: the context is longer than the model was made for.
+        InvalidRequest: the context is longer than the model was made for, or there is no such format.
     """
     model: Any = loaded.model
     context = context or loaded.context_length
@@ -95,8 +122,9 @@ def prepare_model(
         raise InvalidRequest(
             f"{loaded.name} was made for {loaded.context_length:,} tokens; a context of {context:,} is too long."
         )
-    refuse_unsupported(model, context)
+    refuse_unsupported(model)
     spec = cache_spec(model)
+    page_format = get_format(kv_format, spec)
     torch_dtype = torch.bfloat16 if spec.dtype == "bf16" else torch.float32
     weights_bytes = loaded.weights_bytes
     if next(model.parameters()).dtype != torch_dtype:
@@ -114,10 +142,12 @@ def prepare_model(
     attach(model)
     model.to(device)
     kernel_set: type[NativeKernels] | type[ReferenceKernels] = NativeKernels if native else ReferenceKernels
-    attention = kernel_set(spec.group.page, spec.group.num_heads, torch_dtype)
+    attention = kernel_set(spec.group.page, spec.group.num_heads, torch_dtype, page_format)
     identity: dict[str, str | int] = {
         "model": loaded.fingerprint.hex(),
         "dtype": spec.dtype,
+        "format": page_format.name,
+        "block_size": BLOCK_SIZE,
         "kernels": attention.name,
         "kernel_version": KERNEL_VERSION,
         "path": "unfused",
@@ -127,7 +157,7 @@ def prepare_model(
         "transformers": version("transformers"),
         "rope": repr(getattr(model.config, "rope_parameters", None)),
     }
-    return PreparedModel(model, spec, attention, context, weights_bytes, identity, probe)
+    return PreparedModel(model, spec, page_format, attention, context, weights_bytes, identity, probe)
 
 
 @torch.inference_mode()

@@ -15,8 +15,8 @@ TESTED_FAMILIES = frozenset(_TESTED.split())
 """Families whose logits the tests compare with transformers' own; others are compared when they are loaded."""
 
 
-def refuse_unsupported(model: Any, context: int) -> None:
-    """Checks a loaded transformers model and the context window it is to run with.
+def refuse_unsupported(model: Any) -> None:
+    """Checks a loaded transformers model.
 
     Raises:
         UnsupportedModel: naming the model type and the reason.
@@ -43,32 +43,21 @@ def refuse_unsupported(model: Any, context: int) -> None:
         refuse("its cache holds latents (MLA), which are not supported yet")
     if getattr(config, "num_kv_shared_layers", 0):
         refuse("some of its layers share keys and values, which is not supported yet")
-    if getattr(config, "attn_logit_softcapping", None):
-        refuse("it caps attention scores (soft cap), which is not supported yet")
     if getattr(config, "attn_temperature_tuning", None) or getattr(config, "attention_chunk_size", None):
         refuse("its attention is chunked or tuned by position, which is not supported yet")
     if getattr(config, "add_cross_attention", False):
         refuse("it has cross-attention")
     if getattr(config, "reorder_and_upcast_attn", False):
         refuse("it asks for GPT-2's reordered attention, which bypasses the attention interface")
-    _refuse_layers(config, context, refuse)
+    _refuse_layers(config, refuse)
     _refuse_rope(config, refuse)
 
 
-def _refuse_layers(config: Any, context: int, refuse: Any) -> None:
-    window = getattr(config, "sliding_window", None)
+def _refuse_layers(config: Any, refuse: Any) -> None:
     layer_types = set(getattr(config, "layer_types", None) or ())
     other = layer_types - {"full_attention", "sliding_attention"}
     if other:
         refuse(f"it has layers of type {', '.join(sorted(other))}, which are not supported yet")
-    slides = "sliding_attention" in layer_types or (window is not None and not layer_types)
-    if slides and (window is None or context > window):
-        refuse(
-            f"its attention slides over a window of {window or 'unknown'} tokens, which is not supported yet; "
-            f"with a context of at most that many tokens (--context {window}) it is the same as full attention"
-            if window
-            else "its attention slides over a window, which is not supported yet"
-        )
 
 
 def _refuse_rope(config: Any, refuse: Any) -> None:

@@ -56,7 +56,7 @@ class Conversation:
         Args:
             engine: answers the prompts.
             system: the system prompt; `None` leaves it to the template, which may write one of its own.
-            tools: JSON schemas of functions, given to the template.
+            tools: JSON schemas of functions, given to the template; see `leaves_out_tools`.
             overflow: what to do when a prompt does not fit the context window: `stop` refuses it,
                 `drop-oldest` drops whole oldest turns and says so in the reply's notes.
             cache_namespace: nothing is shared with requests of another namespace.
@@ -107,6 +107,14 @@ class Conversation:
     def difference(self) -> TemplateDifference | None:
         """Where the template would have written the latest prompt otherwise, if it would."""
         return self._difference
+
+    @property
+    def leaves_out_tools(self) -> bool:
+        """Whether the template writes nothing of the conversation's tools, so that the model cannot know them.
+
+        The first reply has a note about it.
+        """
+        return self._history.leaves_out_tools
 
     def say(self, text: str, **sampling: Any) -> Iterator[Event]:
         """Streams the answer to `text`. The last `Delta` carries the reply.
@@ -200,7 +208,8 @@ class Conversation:
         params = make_params({**self._sampling, **sampling})
         if params.n != 1:
             raise InvalidRequest(
-                f"n is {params.n}, but a conversation goes on from one answer. Use fork() or chat()."
+                f"n is {params.n}, but a conversation goes on from one answer. For several answers use "
+                f"chat(messages, n={params.n}) or generate(prompt, n={params.n})."
             )
         return replace(params, stop=(*params.stop, *self._engine.chat_template.stop))
 
@@ -279,6 +288,11 @@ class Conversation:
         template = self._engine.chat_template
         if template.note is not None and not self._history.turns:
             notes.append(template.note)
+        if not self._history.turns and self._history.leaves_out_tools:
+            notes.append(
+                "The model's chat template has no place for tools, so the model does not know of those given. "
+                "Describe them in the system prompt, or take a model whose template writes them."
+            )
         known = self._difference
         if difference is not None and (known is None or known.position != difference.position):
             notes.append(difference.message)

@@ -77,6 +77,14 @@ class History:
         """The conversation as it was shown, system prompt first."""
         return [*self._system(), *_dialogue((turn.user, turn.answer_text) for turn in self.turns)]
 
+    @property
+    def leaves_out_tools(self) -> bool:
+        """Whether the template writes the same with the tools as without them."""
+        if not self.tools:
+            return False
+        messages = [*self._system(), _user("Hello")]
+        return self.template.render(messages, self._tools()) == self.template.render(messages)
+
     def kept(self, num_turns: int) -> History:
         """The first `num_turns` turns."""
         return replace(self, turns=self.turns[:num_turns])

@@ -49,7 +49,7 @@ def fit(
             draft = history.ask(user, drop=num_dropped)
     num_tokens = len(draft.ids)
     if num_tokens >= context:
-        raise PromptTooLong(num_tokens, context, _advice(draft, overflow))
+        raise PromptTooLong(num_tokens, context, _advice(history, user, context, overflow))
     if not num_dropped:
         return Fitted(draft)
     return Fitted(draft, num_dropped, len(whole.ids) - num_tokens, common_length(whole.ids, draft.ids))
@@ -76,9 +76,11 @@ def dropped_why(fitted: Fitted, reply: Reply) -> Why:
     )
 
 
-def _advice(draft: Draft, overflow: OverflowChoice) -> str:
-    if overflow == "drop-oldest" or not draft.history.turns:
+def _advice(history: History, user: str, context: int, overflow: OverflowChoice) -> str:
+    alone = history.ask(user, drop=len(history.turns))
+    if overflow == "drop-oldest" or len(alone.ids) >= context:
         return "The message alone is too long, with the system prompt. Shorten it."
     return (
-        "Rewind some turns, start a new conversation, or let the oldest turns go with overflow='drop-oldest'."
+        "Rewind some turns, start a new conversation, or let the oldest turns go "
+        "(overflow='drop-oldest', --overflow drop-oldest)."
     )

@@ -152,7 +152,7 @@ class ScriptedEngine:
 
     def memory(self) -> MemoryReport:
         return MemoryReport(
-            257 << 20, 0, 4 << 20, 0 if self.num_clears else 12 << 20, 1 << 30, 46080, 5 << 20
+            257 << 20, 0, 4 << 20, 0 if self.num_clears else 12 << 20, 1 << 30, 46080, 5 << 20, "int8"
         )
 
     def clear(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 from pathlib import Path
@@ -24,6 +25,7 @@ MEMORY = {
     "kv_budget_bytes",
     "kv_bytes_per_token",
     "workspace_bytes",
+    "kv_format",
 }
 REPLY = {
     "text",
@@ -35,6 +37,7 @@ REPLY = {
     "memory",
     "seed",
     "notes",
+    "exact",
 }
 
 
@@ -44,7 +47,7 @@ def test_answer_on_stdout_and_the_rest_on_stderr(program: Any) -> None:
     assert (result.code, result.out) == (0, "Paris.\n")
     assert result.err == (
         "6 tokens · 12 of 13 prompt tokens reused · first token 41 ms · 58 tok/s · weights 257 MiB · "
-        "KV cache 12 MiB (46,080 B a token)\n"
+        "KV cache 12 MiB (int8, 46,080 B a token)\n"
     )
     assert program.engine.prompts == ["u:Capital?\x04a:"]
     assert program.engine.is_closed
@@ -108,7 +111,7 @@ def test_json_is_one_line_with_exactly_these_fields(program: Any) -> None:
         "num_recomputed_tokens": 4,
         "message": "Left memory.",
     }
-    assert (reply["seed"], reply["notes"]) == (7, ["A note."])
+    assert (reply["seed"], reply["notes"], reply["exact"]) == (7, ["A note."], True)
 
 
 def test_logprobs_in_json_and_as_lines(program: Any) -> None:
@@ -162,9 +165,10 @@ def test_prompt_from_stdin(program: Any) -> None:
         (["run", "toy", "x", "--kv-memory", "lots"], None, "'lots' is not a size."),
         (["run", "toy", "x" * 2000], None, "The prompt has 2,005 tokens and the context window holds 2,000"),
         (["run", "toy", "x", "--dtype", "int8"], None, "Invalid value for '--dtype'"),
+        (["run", "toy", "x", "--kv-format", "auto"], None, "Invalid value for '--kv-format'"),
         (["run", "toy", "x", "--nonsense"], None, "No such option: --nonsense"),
         (["run"], None, "Missing argument 'MODEL'. Run `octavo run --help`"),
-        (["rum"], None, "No such command 'rum'. Did you mean 'run'? Run `octavo --help`"),
+        (["rum"], None, "No such command 'rum'."),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(
@@ -210,6 +214,7 @@ def test_answers_can_be_repeated_by_default(program: Any) -> None:
     program("run", "toy", "x")
     assert program.engine.params[0].temperature == 0
     assert program.engine.params[0].max_tokens is None
+    assert program.engine.settings["kv_format"] == "int8"
 
 
 def test_without_a_template_the_prompt_goes_as_it_is(program: Any) -> None:
@@ -278,6 +283,27 @@ def test_a_broken_file_is_told_before_the_engine_is_made(
     result = program("run", "toy", "x")
     assert result.code == (2 if is_pulled else 0)
     assert bool(program.engine.prompts) is not is_pulled
+
+
+def test_no_garbage_is_looked_for_while_the_libraries_are_loaded(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enabled: list[bool] = []
+    make_engine = load.make_engine
+
+    def observed(*arguments: Any, **settings: Any) -> Any:
+        enabled.append(gc.isenabled())
+        return make_engine(*arguments, **settings)
+
+    monkeypatch.setattr(load, "make_engine", observed)
+    program.engine.answers = ["a"]
+    try:
+        assert program("run", "toy", "x").code == 0
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+    assert enabled == [False]
+    assert gc.isenabled()
 
 
 def test_failures_of_the_engine_exit_with_1(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:

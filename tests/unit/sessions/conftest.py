@@ -202,7 +202,7 @@ class ScriptedEngine:
 
     def _reply(self, prompt: list[int], ids: list[int], choice: Choice) -> Reply:
         usage = Usage(len(prompt), 0, len(prompt), len(ids))
-        memory = MemoryReport(0, 0, 0, 0, 0, 0, 0)
+        memory = MemoryReport(0, 0, 0, 0, 0, 0, 0, "raw")
         return Reply("r", (choice,), usage, Timings(0.0, 0.0, 0.0, 0.0, 0.0), memory, seed=0)
 
 

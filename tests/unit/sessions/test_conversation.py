@@ -113,6 +113,28 @@ class TestTokenExact:
         )
         assert conversation.difference is None
         assert conversation.messages[0] == {"role": "system", "content": "Be kind."}
+        assert not conversation.leaves_out_tools
+
+    def test_tools_that_the_template_leaves_out_are_told_once(self, make_engine: Callable[..., Any]) -> None:
+        engine, conversation = start(make_engine, tools=[{"name": "look_up"}])
+        assert conversation.leaves_out_tools
+        engine.will_say("Hello", "Paris")
+        assert "no place for tools" in conversation.ask("Hi").notes[0]
+        assert conversation.ask("And?").notes == ()
+        assert Conversation.from_dict(engine, conversation.to_dict()).leaves_out_tools
+        assert not start(make_engine)[1].leaves_out_tools
+
+    def test_a_reply_that_is_not_exact_stays_so(
+        self, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, conversation = start(make_engine)
+        reply = engine._reply
+        monkeypatch.setattr(
+            engine, "_reply", lambda *given: replace(reply(*given), exact=False, notes=("It is not exact.",))
+        )
+        engine.will_say("Hello")
+        answer = conversation.ask("Hi")
+        assert (answer.exact, answer.notes) == (False, ("It is not exact.",))
 
     def test_a_user_cannot_end_the_turn(self, make_engine: Callable[..., Any]) -> None:
         engine, conversation = start(make_engine)
@@ -204,7 +226,7 @@ class TestEvents:
         _, conversation = start(make_engine)
         with pytest.raises(InvalidRequest, match="top_p is 2"):
             conversation.say("Hi", top_p=2)
-        with pytest.raises(InvalidRequest, match="n is 2, but a conversation"):
+        with pytest.raises(InvalidRequest, match=r"n is 2, but a conversation.*chat\(messages, n=2\)"):
             conversation.say("Hi", n=2)
         with pytest.raises(InvalidRequest, match="warmth"):
             conversation.say("Hi", warmth=1)

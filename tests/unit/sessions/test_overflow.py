@@ -27,12 +27,24 @@ class TestStop:
         conversation = Conversation(engine)
         fill(engine, conversation, 1)
         before = conversation.token_ids
-        with pytest.raises(PromptTooLong, match="drop-oldest") as caught:
+        with pytest.raises(PromptTooLong, match="The message alone is too long") as caught:
             conversation.ask("dog " * 100)
         assert caught.value.max_tokens == 100
         assert caught.value.num_tokens > 100
         assert len(engine.prompts) == 1
         assert conversation.token_ids == before
+
+    def test_dropping_turns_is_advised_where_it_helps(self, make_engine: Callable[..., Any]) -> None:
+        engine = make_engine(context=1000)
+        conversation = Conversation(engine)
+        fill(engine, conversation, 3)
+        alone = len(conversation.history.ask("And now?", drop=3).ids)
+        engine.context = alone + 1
+        with pytest.raises(PromptTooLong, match=r"\(overflow='drop-oldest', --overflow drop-oldest\)"):
+            conversation.ask("And now?")
+        engine.context = alone
+        with pytest.raises(PromptTooLong, match="The message alone is too long"):
+            conversation.ask("And now?")
 
     def test_the_last_token_of_the_window_is_for_the_answer(self, make_engine: Callable[..., Any]) -> None:
         engine = make_engine()

@@ -1,0 +1,54 @@
+"""`octavo bench`: measurements of parts of the engine, each beside its ceiling."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+bench = typer.Typer(
+    name="bench", no_args_is_help=True, help="Measure a part of the engine beside what the machine allows."
+)
+
+
+@bench.callback()
+def _bench() -> None:
+    """Measure a part of the engine beside what the machine allows."""
+
+
+@bench.command()
+def attention(
+    context: Annotated[int, typer.Option(help="Tokens of history.", min=32)] = 8192,
+    repeats: Annotated[int, typer.Option(help="Measured rounds.", min=1)] = 9,
+    threads: Annotated[int, typer.Option(help="Threads.", min=1)] = 2,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Decode attention alone: one sequence, smollm2's shape, all layers, every format."""
+    from octavo.cli.bench_attention import run
+    from octavo.formats import FORMATS
+
+    figures = run(list(FORMATS), context, repeats, threads)
+    if json_:
+        print(json.dumps({"context": context, "threads": threads, "figures": [f.as_dict() for f in figures]}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"Decode attention, {context:,} tokens, {threads} threads, all layers of smollm2's shape"
+    )
+    for column in ("format", "ms", "spread ms", "GB/s", "read GB/s", "of read"):
+        table.add_column(column, justify="left" if column == "format" else "right")
+    for figure in figures:
+        known = figure.read_gbps == figure.read_gbps
+        table.add_row(
+            figure.name,
+            f"{figure.ms:.2f}",
+            f"{figure.spread_ms:.2f}",
+            f"{figure.gbps:.1f}",
+            f"{figure.read_gbps:.1f}" if known else "",
+            f"{figure.of_read:.0%}" if known else "",
+        )
+    Console(file=sys.stdout).print(table)
