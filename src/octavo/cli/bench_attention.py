@@ -14,7 +14,8 @@ from octavo import _native
 from octavo.formats import FORMATS, PageFormat
 from octavo.kernels import AttentionBatch, Scoring
 from octavo.kernels.native import NativeKernels
-from octavo.kv.storage.arena import HUGE_PAGE_BYTES, OpenArena, SealedArena
+from octavo.kv.planner import slab_bytes_for
+from octavo.kv.storage.arena import OpenArena, SealedArena
 from octavo.spec import BLOCK_SIZE, PageShape
 
 SMOLLM2 = PageShape(num_kv_heads=3, head_dim=64, v_head_dim=64)
@@ -91,7 +92,7 @@ class _Paged:
             num_layers=SMOLLM2_LAYERS,
             page_bytes=self._page_bytes,
             num_blocks=num_blocks + 1,
-            slab_bytes=HUGE_PAGE_BYTES,
+            slab_bytes=slab_bytes_for(self._page_bytes),
         )
         self._opened = OpenArena(
             num_layers=SMOLLM2_LAYERS, page_bytes=self._kernels.open_page_bytes, num_slots=1

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest
 from octavo.formats import PageFormat
-from octavo.kv.storage.arena import HUGE_PAGE_BYTES
 from octavo.spec import BLOCK_SIZE, CacheSpec, cdiv
 
-_MIN_SLABS = 8  # below this many slabs a layer, smaller slabs waste less than huge pages gain
+_SLAB_BYTES = 256 << 10
+_MIN_SLABS = 8  # below this many slabs a layer, a budget is divided more finely
 _MIN_BLOCKS = 4
 _MAX_TAILS = 64
 
@@ -39,6 +39,15 @@ def default_budget_bytes(available_bytes: int) -> int:
     return max(available_bytes * 2 // 5, 64 << 20)
 
 
+def slab_bytes_for(page_bytes: int) -> int:
+    """The usual unit of one layer's sealed memory: about 256 KiB, whole pages of blocks and of the system."""
+    return _whole_pages(max(1, _SLAB_BYTES // page_bytes) * page_bytes)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return cdiv(num_bytes, 4096) * 4096
+
+
 def plan_cache(spec: CacheSpec, page_format: PageFormat, budget_bytes: int, max_running: int) -> CachePlan:
     """Divides `budget_bytes` between open slots and sealed blocks.
 
@@ -48,16 +57,16 @@ def plan_cache(spec: CacheSpec, page_format: PageFormat, budget_bytes: int, max_
     group = spec.group
     page_bytes = page_format.page_bytes(group.page)
     open_page_bytes = group.page.raw_bytes(spec.dtype)
-    slot_bytes = cdiv(cdiv(open_page_bytes, 64) * 64 * group.num_layers, 4096) * 4096
+    slot_bytes = _whole_pages(cdiv(open_page_bytes, 64) * 64 * group.num_layers)
     max_tails = min(_MAX_TAILS, max(2, budget_bytes // 8 // slot_bytes))
     num_slots = max_running + max_tails + 1
     for_blocks = budget_bytes - num_slots * slot_bytes
-    slab_bytes = HUGE_PAGE_BYTES
-    while slab_bytes > 65536 and for_blocks < _MIN_SLABS * slab_bytes * group.num_layers:
-        slab_bytes //= 2
-    slab_bytes = cdiv(page_bytes, slab_bytes) * slab_bytes
+    blocks_per_slab = slab_bytes_for(page_bytes) // page_bytes
+    while blocks_per_slab > 1 and for_blocks < _MIN_SLABS * blocks_per_slab * page_bytes * group.num_layers:
+        blocks_per_slab //= 2
+    slab_bytes = _whole_pages(blocks_per_slab * page_bytes)
     num_slabs = max(0, for_blocks) // (slab_bytes * group.num_layers)
-    min_slabs = cdiv(_MIN_BLOCKS, slab_bytes // page_bytes)
+    min_slabs = cdiv(_MIN_BLOCKS, blocks_per_slab)
     if num_slabs < min_slabs:
         blocks_bytes = min_slabs * slab_bytes * group.num_layers
         need = num_slots * slot_bytes + blocks_bytes

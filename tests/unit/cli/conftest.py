@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -219,3 +220,11 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
 def plain() -> Callable[[str], str]:
     """Text without escape sequences."""
     return lambda text: re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+@pytest.fixture(autouse=True)
+def interrupts_work() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and Python then leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

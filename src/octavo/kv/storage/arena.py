@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterable
 
@@ -12,6 +13,7 @@ from octavo.spec import cdiv
 
 HUGE_PAGE_BYTES = 2 << 20
 _MAP_NORESERVE = 0x4000
+_MADV_COLLAPSE = 25
 
 
 class Region:
@@ -36,10 +38,17 @@ class Region:
             whole = torch.frombuffer(self._map, dtype=torch.uint8)
             self._start = -whole.data_ptr() % align
             self.bytes = whole[self._start : self._start + num_bytes]
-            if align >= HUGE_PAGE_BYTES:
-                self._map.madvise(mmap.MADV_HUGEPAGE)
         else:
             self.bytes = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+    def collapse(self, start: int) -> None:
+        """Makes the huge page at `start` of the pages that are there; where the kernel will not, small ones stay."""
+        if self.device == "cpu":
+            try:
+                self._map.madvise(_MADV_COLLAPSE, self._start + start, HUGE_PAGE_BYTES)
+            except OSError:  # before Linux 6.1, or no huge page is free: ask for one in the kernel's own time
+                with contextlib.suppress(OSError):
+                    self._map.madvise(mmap.MADV_HUGEPAGE, self._start + start, HUGE_PAGE_BYTES)
 
     def release(self, start: int, num_bytes: int) -> None:
         """Gives bytes back to the system; they read as zero when touched again. `start` is page-aligned."""
@@ -49,6 +58,9 @@ class Region:
 
 class SealedArena:
     """Sealed pages: for each layer its own slabs, a block id being the same index in every layer.
+
+    Slabs are small, so that little is held that is not used; where they have filled a huge page's worth of
+    memory, that becomes one, which is read a third faster.
 
     Args:
         num_blocks: most blocks it will hold.
@@ -67,14 +79,15 @@ class SealedArena:
         debug_fill: bool = False,
     ) -> None:
         self.page_bytes = page_bytes
-        self.slab_bytes = max(slab_bytes, cdiv(page_bytes, slab_bytes) * slab_bytes)
-        self.blocks_per_slab = self.slab_bytes // page_bytes
+        self.slab_bytes = slab_bytes
+        self.blocks_per_slab = slab_bytes // page_bytes
         self.num_layers = num_layers
         self._debug_fill = debug_fill
-        self._layer_bytes = cdiv(num_blocks, self.blocks_per_slab) * self.slab_bytes
-        align = min(self.slab_bytes, HUGE_PAGE_BYTES)
-        self._region = Region(self._layer_bytes * num_layers, device=device, align=align)
+        unit = HUGE_PAGE_BYTES if device == "cpu" else 1
+        self._layer_bytes = cdiv(cdiv(num_blocks, self.blocks_per_slab) * slab_bytes, unit) * unit
+        self._region = Region(self._layer_bytes * num_layers, device=device, align=unit)
         self._slabs: set[int] = set()
+        self._huge: set[int] = set()
         self.layers = [
             self._region.bytes[layer * self._layer_bytes : (layer + 1) * self._layer_bytes]
             for layer in range(num_layers)
@@ -97,6 +110,11 @@ class SealedArena:
             if self._debug_fill:
                 for layer in self.layers:
                     layer[slab * self.slab_bytes : (slab + 1) * self.slab_bytes].fill_(0xFF)
+            for huge in range(*self._huge_pages(slab)):
+                if huge not in self._huge and all(s in self._slabs for s in range(*self._slabs_of(huge))):
+                    self._huge.add(huge)
+                    for layer_index in range(self.num_layers):
+                        self._region.collapse(layer_index * self._layer_bytes + huge * HUGE_PAGE_BYTES)
 
     def release_unused(self, block_ids: Iterable[int]) -> int:
         """Gives every slab back that holds none of these blocks; returns the bytes given back."""
@@ -104,8 +122,17 @@ class SealedArena:
         for slab in unused:
             for layer in range(self.num_layers):
                 self._region.release(layer * self._layer_bytes + slab * self.slab_bytes, self.slab_bytes)
+            self._huge -= set(range(*self._huge_pages(slab)))
         self._slabs -= unused
         return len(unused) * self.slab_bytes * self.num_layers
+
+    def _huge_pages(self, slab: int) -> tuple[int, int]:
+        """The first huge page of a layer that a slab touches, and the one behind its last."""
+        return slab * self.slab_bytes // HUGE_PAGE_BYTES, cdiv((slab + 1) * self.slab_bytes, HUGE_PAGE_BYTES)
+
+    def _slabs_of(self, huge: int) -> tuple[int, int]:
+        """The first slab that touches a huge page of a layer, and the one behind its last."""
+        return huge * HUGE_PAGE_BYTES // self.slab_bytes, cdiv((huge + 1) * HUGE_PAGE_BYTES, self.slab_bytes)
 
 
 class OpenArena:
