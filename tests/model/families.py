@@ -37,7 +37,13 @@ FAMILIES: dict[str, dict] = {
     "gpt_neox": {**{k: v for k, v in _LLAMA_LIKE.items() if k != "num_key_value_heads"}, "rotary_pct": 0.25},
     "starcoder2": {**_LLAMA_LIKE, "sliding_window": None},
     "mixtral": {**_LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "mistral-sliding": {**_LLAMA_LIKE, "sliding_window": 40},
+    "gemma2": {**_LLAMA_LIKE, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 40, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
+    "gemma3_text": {**_LLAMA_LIKE, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3_moe": {**_LLAMA_LIKE, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    "gpt_oss": {**_LLAMA_LIKE, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 40},
 }  # fmt: skip
+"""Configurations by model type; `<model type>-<what is special>` is one more of the same type."""
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -57,14 +63,14 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_model(family: str, dtype: torch.dtype = torch.float32, **changes: object):
     """A random model of a family, in evaluation mode; the same weights at every call."""
     torch.manual_seed(int.from_bytes(hashlib.sha256(family.encode()).digest()[:4]))
-    config = AutoConfig.for_model(family, **{**FAMILIES[family], **changes})
+    config = AutoConfig.for_model(family.split("-")[0], **{**FAMILIES[family], **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     # Larger weights than the usual start: attention that is not flat shows mistakes.
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.15 if "embed" not in name else 1.0)
-            elif "bias" in name:
+            elif "bias" in name or "sinks" in name:
                 parameter.normal_(0, 0.1)
     return model.eval()
 

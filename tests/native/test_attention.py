@@ -16,19 +16,7 @@ from octavo.kernels.native import KernelArgumentError, NativeKernels
 from octavo.kernels.reference import ReferenceKernels
 from octavo.spec import BLOCK_SIZE, PageShape
 
-ISAS = ["generic", "avx2", "avx512"]
 PLAIN = Scoring(0.125)
-
-
-@pytest.fixture(params=ISAS)
-def isa(request, monkeypatch):
-    try:
-        _native.set_isa(request.param)
-    except ValueError:
-        pytest.skip(f"this CPU has no {request.param}")
-    monkeypatch.setenv("OCTAVO_ISA", request.param)
-    yield request.param
-    _native.set_isa("")
 
 
 class Sequences:

@@ -15,12 +15,13 @@ from transformers import AttentionInterface
 
 from octavo.errors import OctavoError, UnsupportedModel
 from octavo.kernels import AttentionStep, Scoring
+from octavo.kernels.native import KernelArgumentError
 
 ATTENTION_NAME = "octavo"
-_REFUSED = {
-    "position_bias": "adds a position bias to the scores",
-    "head_mask": "masks heads",
-}
+
+
+class _NotHandedOn(OctavoError):
+    """The keyword did not arrive: somebody else called the model, or the model drops it on the way."""
 
 
 @dataclass(slots=True)
@@ -54,20 +55,14 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: `[1, heads, T, dim]` in, `[1, T, heads, dim]` out."""
     if octavo is None:
-        raise OctavoError("This model belongs to an octavo.Engine; ask the engine, not the model.")
+        raise _NotHandedOn("This model belongs to an octavo.Engine; ask the engine, not the model.")
     if module.training or dropout or (torch.is_grad_enabled() and query.requires_grad):
         raise OctavoError("Octavo only infers: call model.eval() and run without gradients.")
-    for name, reason in _REFUSED.items():
-        if kwargs.get(name) is not None:
-            raise UnsupportedModel(f"{type(module).__name__} {reason}, which is not supported yet.")
     if attention_mask is not None:
         raise UnsupportedModel(f"{type(module).__name__} builds an attention mask of its own.")
     layer = module.layer_idx
-    layer_types = getattr(module.config, "layer_types", None)
-    if sliding_window is None and layer_types and layer_types[layer] == "sliding_attention":
-        raise UnsupportedModel(
-            f"{type(module).__name__} slides over a window and does not say how wide it is."
-        )
+    _refuse_unknown(module, kwargs)
+    _check_window(module, layer, sliding_window)
     octavo.calls += 1
     rows = octavo.num_rows
     out = octavo.step.attend(
@@ -86,6 +81,37 @@ def _attention(
     if rows < query.shape[2]:  # the row that keeps experts from running on one row alone
         out = torch.cat((out, out[-1:]))
     return out[None], None
+
+
+def _refuse_unknown(module: Any, kwargs: dict[str, Any]) -> None:
+    """Refuses keywords that may change scores in a way that is not known here: biases, masks, chosen keys.
+
+    Switches are for what a model returns, and positions for attention that takes packed sequences apart by them;
+    the step's context does that here.
+    """
+    if kwargs.get("is_causal") is False:
+        raise UnsupportedModel(f"{type(module).__name__} attends to later tokens too.")
+    for name, value in kwargs.items():
+        if value is not None and not isinstance(value, bool) and name != "position_ids":
+            raise UnsupportedModel(
+                f"{type(module).__name__} gives its attention {name!r}, which is not supported yet."
+            )
+
+
+def _check_window(module: Any, layer: int, told: int | None) -> None:
+    """Refuses a layer whose config and attention disagree: transformers' own mask follows the config."""
+    config = module.config
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        slides = layer_types[layer] == "sliding_attention"
+    else:
+        slides = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+    if slides != bool(told):
+        raise UnsupportedModel(
+            f"{type(module).__name__} slides over a window and does not say how wide it is."
+            if slides
+            else f"{type(module).__name__} asks for a window of {told} tokens in a layer of full attention."
+        )
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
@@ -116,22 +142,28 @@ def forward(
         Logits `[R, vocabulary]` in the compute dtype.
 
     Raises:
-        UnsupportedModel: a layer did not go through the cache.
+        UnsupportedModel: a layer did not go through the cache, or with other shapes than the config tells.
     """
     context.calls = 0
     if len(token_ids) == 1 and _has_experts(model):
         token_ids, positions = token_ids.expand(2), positions.expand(2)
-    out = model(
-        input_ids=token_ids[None],
-        position_ids=positions[None],
-        attention_mask=None,
-        use_cache=False,
-        logits_to_keep=rows,
-        octavo=context,
-    )
+    kind = type(model).__name__
+    try:
+        out = model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            attention_mask=None,
+            use_cache=False,
+            logits_to_keep=rows,
+            octavo=context,
+        )
+    except _NotHandedOn as error:
+        raise UnsupportedModel(f"{kind} does not hand keywords on to its attention.") from error
+    except KernelArgumentError as error:
+        raise UnsupportedModel(f"{kind} has other keys or values than its config tells: {error}") from error
     if context.calls != len(context.sealed):
         raise UnsupportedModel(
-            f"{type(model).__name__} has {len(context.sealed)} layers and {context.calls} of them attended through "
+            f"{kind} has {len(context.sealed)} layers and {context.calls} of them attended through "
             "the cache; the others would compute wrong answers."
         )
     logits: torch.Tensor = out.logits[0]

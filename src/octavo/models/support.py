@@ -10,7 +10,10 @@ from octavo.errors import UnsupportedModel
 from octavo.spec import CacheGroup, CacheSpec, ComputeDtype, PageShape
 
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
-_TESTED = "gemma gpt2 gpt_neox granite llama mistral mixtral olmo2 phi3 qwen2 qwen3 starcoder2"
+_TESTED = (
+    "gemma gemma2 gemma3_text gpt2 gpt_neox gpt_oss granite llama mistral mixtral olmo2 phi3 qwen2 qwen3 qwen3_moe "
+    "starcoder2"
+)
 TESTED_FAMILIES = frozenset(_TESTED.split())
 """Families whose logits the tests compare with transformers' own; others are compared when they are loaded."""
 
@@ -37,6 +40,10 @@ def refuse_unsupported(model: Any) -> None:
         refuse("it has no language-model head")
     if not getattr(model, "_supports_attention_backend", False):
         refuse("its attention does not go through transformers' attention interface")
+    if any(getattr(module, "is_causal", None) is False for module in model.modules()):
+        refuse("it attends to later tokens too (it is not causal)")
+    if getattr(config, "is_heterogeneous", False):
+        refuse("its layers differ in shape or kind, which is not supported yet")
     if getattr(config, "alibi", False) or getattr(config, "use_alibi", False):
         refuse("ALiBi position biases are added inside its attention")
     if getattr(config, "kv_lora_rank", None):
