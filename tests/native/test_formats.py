@@ -156,51 +156,42 @@ def test_what_cannot_be_encoded_spoils_its_own_group_and_nothing_else(isa, kv_fo
 
 @pytest.mark.parametrize("kv_format", CODED)
 def test_zeros_are_rounded_down_and_scales_up_to_half_floats_of_every_size(isa, kv_format):
-    """Constant channels show the zero, as code 0 decodes to it; channels from 0 show the scale."""
     item = FORMATS[kv_format]
-    generator = np.random.default_rng(3)
-    bits = generator.integers(0, 1 << 32, size=4000, dtype=np.uint32)
+    bits = np.random.default_rng(3).integers(0, 1 << 32, size=4000, dtype=np.uint32).view(np.float32)
     exact = np.arange(0, 1 << 16, 37, dtype=np.uint16).view(np.float16).astype(np.float32)
-    near = np.float32(
-        [
-            0.0,
-            -0.0,
-            2**-24,
-            2**-25,
-            2**-14,
-            2**-14 - 2**-24,
-            1.0,
-            2048.5,
-            HUGE,
-            HUGE + 15.9,
-            65520.0,
-            65536.0,
-            1e30,
-        ]
-    )
-    x = np.concatenate([bits.view(np.float32), exact, near, -near, np.nextafter(near, np.float32(1e31))])
+    edges = [
+        0.0,
+        2**-25,
+        2**-24,
+        2**-14 - 2**-24,
+        2**-14,
+        1.0,
+        2048.5,
+        HUGE,
+        HUGE + 15.9,
+        65520.0,
+        65536.0,
+        1e30,
+    ]
+    near = np.float32(edges)
+    x = np.concatenate([bits, exact, near, -near, np.nextafter(near, np.float32(1e31))])
     x = torch.from_numpy(x[np.isfinite(x)])
     x = x[: len(x) // 8 * 8].view(8, -1)
-    for start in range(0, x.shape[1], 512):
-        part = x[:, start : start + 512]
-        constant = part[..., None].expand(-1, -1, BLOCK_SIZE).contiguous()
-        values = torch.zeros(8, BLOCK_SIZE, 1)
-        sealed, page = seal(kv_format, constant, values)
-        zeros = half_below(part)
-        fits = zeros > -torch.inf
-        decoded = item.decode(sealed, page)[0]
-        check_part(item, constant, decoded, item.decode(item.encode(constant, values), page)[0], keys=True)
-        # Code 0 of a channel that also has its own zero, if there is another number above.
-        ramp = torch.zeros(*part.shape, BLOCK_SIZE)
-        ramp[..., 1] = part.abs()
-        ramp_sealed, _ = seal(kv_format, ramp, values)
-        top = item.decode(ramp_sealed, page)[0][..., 1]
+    no_values = torch.zeros(8, BLOCK_SIZE, 1)
+    for part in x.split(512, dim=1):
+        # A constant channel: its zero is the greatest half float at most as large.
+        check(kv_format, part[..., None].expand(-1, -1, BLOCK_SIZE), no_values)
+        # Zeros and one number: the scale is the least half float that reaches it.
+        keys = torch.zeros(*part.shape, BLOCK_SIZE)
+        keys[..., 1] = part.abs()
+        sealed, page = seal(kv_format, keys, no_values)
+        highest = item.decode(sealed, page)[0][..., 1]
         levels = (1 << item.key_bits) - 1
         scale = -half_below(-part.abs() / levels)
         code = torch.where(scale > 0, (part.abs() * (1 / scale)).clamp(0, levels).round(), 0.0)
-        assert torch.equal(top[scale < torch.inf], (scale * code)[scale < torch.inf])
-        assert not top[scale == torch.inf].isfinite().any()
-        assert fits.any()
+        fits = scale < torch.inf
+        assert torch.equal(highest[fits], (scale * code)[fits])
+        assert not highest[~fits].isfinite().any()
 
 
 @pytest.mark.parametrize("kv_format", ["fp32", "bf16"])
