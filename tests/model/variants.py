@@ -83,12 +83,14 @@ def uncached(driver: CacheDriver, prompt: Prompt, lengths: Iterable[int]) -> Non
             driver.manager.free(table)
 
 
-def chunked(driver: CacheDriver, prompt: Prompt, chunk: int) -> None:
-    """Cold, in chunks of one size."""
+def chunked(driver: CacheDriver, prompt: Prompt, chunk: int, first: int = 0) -> None:
+    """Cold, in chunks of one size; the `first` tokens at once."""
     with emptied(driver):
         table = driver.start(prompt.token_ids)
         assert table.num_tokens == 0
-        for start in range(0, len(prompt), chunk):
+        if first:
+            driver.step((table, prompt.token_ids[:first]))
+        for start in range(first, len(prompt), chunk):
             (rows,) = driver.step_rows((table, prompt.token_ids[start : start + chunk]))
             prompt.check(start, rows)
         driver.manager.free(table)
