@@ -80,6 +80,7 @@ def tiny_loaded(family: str, dtype: torch.dtype = torch.float32, **changes: obje
     return LoadedModel(
         name=f"tiny-{family}",
         model=model,
+        dtype="bf16" if dtype == torch.bfloat16 else "fp32",
         tokenizer=tiny_tokenizer(),
         fingerprint=hashlib.sha256(f"{family} {sorted(changes.items())}".encode()).digest(),
         context_length=512,

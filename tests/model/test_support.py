@@ -126,10 +126,10 @@ def test_dtype_that_the_kernels_do_not_have_is_refused():
 
 
 def test_cache_spec_reads_heads_and_dimensions():
-    spec = cache_spec(tiny_model("qwen3"))
+    spec = cache_spec(tiny_model("qwen3"), "fp32")
     assert spec.group.page == PageShape(num_kv_heads=2, head_dim=32, v_head_dim=32)
     assert (spec.num_layers, spec.group.num_heads, spec.dtype) == (2, 4, "fp32")
-    assert cache_spec(tiny_model("gpt2", torch.bfloat16)).raw_bytes_per_token == 2 * 2 * 4 * 16 * 2
+    assert cache_spec(tiny_model("gpt2"), "bf16").raw_bytes_per_token == 2 * 2 * 4 * 16 * 2
 
 
 def test_an_untested_family_is_compared_with_transformers_when_it_is_loaded(monkeypatch):

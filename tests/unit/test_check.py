@@ -189,7 +189,7 @@ def test_norms_are_checked_with_and_without_weights() -> None:
         """Has neither weights nor a shape."""
 
     norms = (nn.LayerNorm(24), nn.LayerNorm(8, elementwise_affine=False), PerHeadLayerNorm(), OddLayerNorm())
-    assert set(check._parts(nn.ModuleList(norms))) == {"LayerNorm 24 fp32", "LayerNorm 8 fp32"}
+    assert set(check._parts(nn.ModuleList(norms), "fp32")) == {"LayerNorm 24 fp32", "LayerNorm 8 fp32"}
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "mixtral"])

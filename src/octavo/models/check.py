@@ -28,13 +28,13 @@ from octavo.models.exact import ExactActivation, ExactLinear, give_back_freed_me
 from octavo.models.loaded import Progress
 from octavo.models.prepare import KERNEL_VERSION, PreparedModel
 from octavo.models.store import model_cache, write_atomically
+from octavo.spec import ComputeDtype
 
 NUM_ROWS = 256
 BATCH_SIZES = (2, 3, 5, 7, 16, 17, 33, 65, 129)
 """Besides these, as many rows as a step may have."""
 
 _ACTIVATION_WIDTH = 1003  # no multiple of any vector's length: its end is in every path that there is
-_DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def check_exactness(
             f"{prepared.identity['device']}, and the promise is for the native kernels on the CPU.",
         )
     record = _Record(environment(max_rows))
-    parts = _parts(prepared.model)
+    parts = _parts(prepared.model, prepared.spec.dtype)
     known = {} if fresh else record.read()
     new = {name: part for name, part in parts.items() if name not in known}
     if new:
@@ -162,9 +162,9 @@ def cpu() -> tuple[str, tuple[str, ...]]:
     return fields.get("model name") or platform.processor() or platform.machine(), tuple(features)
 
 
-def _parts(model: nn.Module) -> dict[str, _Part]:
+def _parts(model: nn.Module, dtype_name: ComputeDtype) -> dict[str, _Part]:
     """The distinct row-wise parts by name."""
-    dtype = next(model.parameters()).dtype
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype_name]
     parts: dict[str, _Part] = {}
     for module in model.modules():
         kind = type(module).__name__
@@ -192,7 +192,7 @@ def _parts(model: nn.Module) -> dict[str, _Part]:
             size *= width * out
         else:
             continue
-        name = f"{name} {_DTYPE_NAMES[dtype]}"
+        name = f"{name} {dtype_name}"
         compute = partial(_route, module) if kind.endswith("Router") else module
         parts.setdefault(name, _Part(name, width, dtype, size, compute))
     return parts

@@ -1,4 +1,4 @@
-"""GGUF files: read once with care, kept as a table, mapped at every later start."""
+"""GGUF files: read once with care, and kept as a table of their tensors for every later start."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo.errors import EngineError, InvalidModelFile, OctavoError, UnsupportedModel
 from octavo.models import gguf_arch, gguf_header, store
 from octavo.models.loaded import Progress
-
-if TYPE_CHECKING:
-    from torch import Tensor, dtype, nn
 
 _FORMAT = 1
 _TABLE = "tensors.json"
@@ -178,53 +175,3 @@ def _check_shapes(path: Path, config: Any, weights: list[gguf_arch.Weight]) -> N
             f"{expected.get(name, 'absent')} and is {found.get(name, 'absent')} ({len(wrong)} such "
             "differences). Take another conversion of the model, or its safetensors folder or hub id."
         )
-
-
-def read_weights(
-    path: Path, record: Record, dtype: dtype, progress: Progress | None = None
-) -> dict[str, Tensor]:
-    """Every parameter, dense in `dtype`, from the mapped file.
-
-    Raises:
-        InvalidModelFile: the file changed since it was hashed.
-    """
-    import torch
-
-    from octavo.models.dequant import dequantize_into
-
-    total = sum(weight.tensor.num_bytes for weight in record.weights)
-    done = 0
-    size = path.stat().st_size
-    if any(weight.tensor.offset + weight.tensor.num_bytes > size for weight in record.weights):
-        raise InvalidModelFile(
-            f"{path} changed while it was read. Wait until its download or copy is complete."
-        )
-    data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    weights = {}
-    for weight in record.weights:
-        tensor = weight.tensor
-        values = torch.empty(
-            weight.shape, dtype=torch.float32 if weight.name == gguf_arch.ROPE_FACTORS else dtype
-        )
-        rows = values.T if weight.transposed else values
-        if values.ndim == 1:
-            rows = values[:, None] if weight.interleaved_heads else values[None]
-        order = None
-        if weight.interleaved_heads:
-            order = (
-                torch.arange(rows.shape[0]).view(weight.interleaved_heads, -1, 2).transpose(1, 2).reshape(-1)
-            )
-        dequantize_into(rows, data[tensor.offset : tensor.offset + tensor.num_bytes], tensor.type_id, order)
-        weights[weight.name] = values
-        done += tensor.num_bytes
-        if progress is not None:
-            progress("load", done, total)
-    return weights
-
-
-def apply_rope_factors(model: nn.Module, factors: Tensor) -> None:
-    """Divide the model's rotary frequencies by the file's factors, which no config can express."""
-    for module in model.modules():
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            if name.endswith("inv_freq"):
-                buffer.div_(factors.view(buffer.shape))

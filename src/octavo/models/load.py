@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidModelFile, NotEnoughMemory, OctavoError, UnsupportedModel
 from octavo.models import catalog, folder, gguf, store
-from octavo.models.gguf_arch import ROPE_FACTORS
 from octavo.models.loaded import LoadedModel, Progress, Source
 from octavo.models.quiet import quiet_transformers
 from octavo.spec import DTYPE_BYTES, ComputeDtype
@@ -61,21 +60,15 @@ def _load_gguf(name: str, path: Path, dtype: ComputeDtype, progress: Progress | 
     record = gguf.prepare(path, progress)
     _check_memory(name, record.num_parameters, dtype)
 
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
+
+    from octavo.models.gguf_model import build_model
 
     with quiet_transformers(), gguf.refused_if_broken(path):
-        config = AutoConfig.from_pretrained(record.folder, local_files_only=True)
-        weights = gguf.read_weights(path, record, _torch_dtype(dtype), progress)
-        rope_factors = weights.pop(ROPE_FACTORS, None)
-        family = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        model, report = family.from_pretrained(
-            None, config=config, state_dict=weights, dtype=_torch_dtype(dtype), output_loading_info=True
-        )
-        _check_complete(path, report)
-        if rope_factors is not None:
-            gguf.apply_rope_factors(model, rope_factors)
+        model = build_model(path, record, _torch_dtype(dtype), progress)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(record.folder, local_files_only=True)
-    return _loaded(name, model, tokenizer, bytes.fromhex(record.sha256), record.eos_token_ids, path)
+    sha256 = bytes.fromhex(record.sha256)
+    return _loaded(name, model, tokenizer, sha256, record.eos_token_ids, path, dtype)
 
 
 def _load_folder(name: str, path: Path, dtype: ComputeDtype, progress: Progress | None) -> LoadedModel:
@@ -99,7 +92,7 @@ def _load_folder(name: str, path: Path, dtype: ComputeDtype, progress: Progress 
     settings = model.generation_config or model.config
     named = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
     ends = frozenset(token_id for token_id in (*named, tokenizer.eos_token_id) if token_id is not None)
-    return _loaded(name, model, tokenizer, fingerprint, ends, path)
+    return _loaded(name, model, tokenizer, fingerprint, ends, path, dtype)
 
 
 def _torch_dtype(dtype: ComputeDtype) -> torch.dtype:
@@ -115,6 +108,7 @@ def _loaded(
     fingerprint: bytes,
     eos_token_ids: frozenset[int],
     path: Path,
+    dtype: ComputeDtype,
 ) -> LoadedModel:
     """The last steps, which all kinds of models share."""
     model.eval().requires_grad_(False)
@@ -131,6 +125,7 @@ def _loaded(
     return LoadedModel(
         name=name,
         model=model,
+        dtype=dtype,
         tokenizer=tokenizer,
         fingerprint=fingerprint,
         context_length=context_length,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from octavo.spec import ComputeDtype
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -42,6 +44,7 @@ class LoadedModel:
     Attributes:
         name: how people call it: the bundled name, the hub id, or the name of the file or folder.
         model: in evaluation mode; its weights are ordinary parameters.
+        dtype: that it computes in.
         tokenizer: with the model's chat template, if it has one.
         fingerprint: 32 bytes that depend on the content of weights and config only.
         context_length: tokens that the model was made for.
@@ -52,6 +55,7 @@ class LoadedModel:
 
     name: str
     model: PreTrainedModel
+    dtype: ComputeDtype
     tokenizer: PreTrainedTokenizerFast
     fingerprint: bytes
     context_length: int

@@ -123,14 +123,13 @@ def prepare_model(
             f"{loaded.name} was made for {loaded.context_length:,} tokens; a context of {context:,} is too long."
         )
     refuse_unsupported(model)
-    spec = cache_spec(model)
+    spec = cache_spec(model, loaded.dtype)
     page_format = get_format(kv_format, spec)
-    torch_dtype = torch.bfloat16 if spec.dtype == "bf16" else torch.float32
+    torch_dtype = torch.bfloat16 if loaded.dtype == "bf16" else torch.float32
     weights_bytes = loaded.weights_bytes
-    if next(model.parameters()).dtype != torch_dtype:
-        raise UnsupportedModel(
-            f"{loaded.name} is loaded in {next(model.parameters()).dtype}; load it in bf16 or fp32."
-        )
+    first = next(model.parameters(), None)
+    if first is not None and first.dtype != torch_dtype:
+        raise UnsupportedModel(f"{loaded.name} is loaded in {first.dtype}; load it in bf16 or fp32.")
     probe = None if model.config.model_type in TESTED_FAMILIES else _make_probe(model, context)
     native = device == "cpu" and kernels != "reference"
     if native:

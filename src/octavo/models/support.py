@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from octavo.errors import UnsupportedModel
 from octavo.spec import CacheGroup, CacheSpec, ComputeDtype, PageShape
 
@@ -80,13 +78,12 @@ def _refuse_rope(config: Any, refuse: Any) -> None:
         refuse("its rotary embedding takes several positions per token (M-RoPE)")
 
 
-def cache_spec(model: Any) -> CacheSpec:
-    """Reads the layout of keys and values from the model's config."""
+def cache_spec(model: Any, dtype: ComputeDtype) -> CacheSpec:
+    """Reads the layout of keys and values in the compute dtype from the model's config."""
     config = model.config
     heads = int(config.num_attention_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     page = PageShape(num_kv_heads=kv_heads, head_dim=head_dim, v_head_dim=head_dim)
-    dtype: ComputeDtype = "bf16" if next(model.parameters()).dtype == torch.bfloat16 else "fp32"
     group = CacheGroup("full_attention", int(config.num_hidden_layers), heads, page)
     return CacheSpec((group,), dtype)
