@@ -54,6 +54,9 @@ struct Kernels {
   const char* name;
   std::size_t (*attend_workspace)(const AttendArgs&);
   void (*attend)(const AttendArgs&);
+  // The same for callers inside a parallel region: every thread of the team calls it, `num_threads` of them at most.
+  // It ends with a barrier.
+  void (*attend_in_team)(const AttendArgs&);
   void (*activate)(Activation kind, DType dtype, const void* in, void* out, std::int64_t count, int num_threads);
   // Bytes of one key-value head in a sealed page; a page is num_kv_heads of them. An open page is a raw one in the
   // compute dtype. formats.inc has the layouts.
