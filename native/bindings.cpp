@@ -6,21 +6,16 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kernels.h"
+#include "bindings.h"
 
 namespace nb = nanobind;
 using namespace octavo;
 
+const Kernels* octavo::kernels = choose_kernels(nullptr);
+
 namespace {
 
-const Kernels* kernels = choose_kernels(nullptr);
-
 using Ints = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <typename T>
-T* at(std::uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
 
 // The step's metadata, checked against each other once, here.
 struct Step {
@@ -128,6 +123,7 @@ NB_MODULE(_native, m) {
                           num_threads);
       },
       nb::arg("kind"), nb::arg("dtype"), nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("num_threads"));
+  bind_linear(m);
   nb::class_<Step>(m, "Step")
       .def(nb::init<int, int, int, int, int, int, const Ints&, const Ints&, const Ints&, const Ints&, const Ints&, int>())
       .def_prop_ro("workspace_bytes", &Step::workspace_bytes)

@@ -11,7 +11,8 @@ const Kernels* choose_kernels(const char* name) {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vnni");
   if (avx512 && (any || std::strcmp(name, "avx512") == 0)) return &kAvx512;
   if (avx2 && (any || std::strcmp(name, "avx2") == 0)) return &kAvx2;
 #endif

@@ -50,6 +50,30 @@ struct AttendArgs {
   int num_threads;
 };
 
+// How weights are packed: dense numbers, or codes of so many bits. native/packing.h has the layouts.
+enum class Packing : int { kFp32 = 0, kBf16 = 1, kInt8 = 2, kInt6 = 3, kInt4 = 4, kInt5 = 5 };
+
+// Weights [num_outputs, num_inputs]. A coded weight is scale * code + minimum where there are minima, and otherwise
+// scale * (code - half of the codes' range).
+struct Matrix {
+  Packing packing;
+  bool stepped;      // false: a half-precision scale (and minimum) for every 32 inputs. true: one for every 256, and
+                     // 8-bit multiples of it for every 32 inputs (every 16 where there are no minima)
+  bool has_minimum;
+  std::int64_t num_outputs, num_inputs;  // coded: num_inputs is a multiple of 32, stepped of 256
+  const char* data;                      // matrix_bytes() of them, 64-byte aligned
+};
+
+// out[r][n] = (add ? out[r][n] : 0) + factor * (sum over k of weights[n][k] * x[r][k] + bias[n])
+struct Product {
+  Matrix weights;
+  const float* bias;  // may be null
+  float* out;
+  std::int64_t out_stride;
+  float factor;
+  bool add;
+};
+
 struct Kernels {
   const char* name;
   std::size_t (*attend_workspace)(const AttendArgs&);
@@ -65,6 +89,17 @@ struct Kernels {
   // everything that has to read them.
   std::int64_t (*read_pages)(const char* base, const std::int64_t* offsets, std::int64_t count, std::int64_t page_bytes,
                              int num_threads);
+  // Bytes of `rows` prepared rows. All coded packings prepare alike, so that products of different ones can share them.
+  std::size_t (*activation_bytes)(Packing, std::int64_t rows, std::int64_t num_inputs);
+  // Prepares rows row_begin to row_end - 1 of `x` for products: quantised, rounded or copied into `to`, where row 0
+  // starts. For the calling thread alone.
+  void (*prepare_rows)(Packing, const float* x, std::int64_t stride, std::int64_t row_begin, std::int64_t row_end,
+                       std::int64_t num_inputs, char* to);
+  // Products of the same prepared rows. Called by every thread of a team; ends without a barrier.
+  void (*multiply)(const Product*, int count, const char* activations, std::int64_t rows);
+  // prepare_rows and multiply in a team of their own.
+  void (*multiply_rows)(const Product*, int count, const float* x, std::int64_t stride, std::int64_t rows,
+                        char* activations, int num_threads);
 };
 
 extern const Kernels kGeneric;
@@ -76,5 +111,25 @@ extern const Kernels kAvx512;
 // The kernels of the named instruction set, or of the best one this CPU has when `name` is null or empty.
 // Null when the name is unknown or the CPU lacks it.
 const Kernels* choose_kernels(const char* name);
+
+// Packed weights, the same for every instruction set (packing.cpp).
+//
+// The packing of a GGUF type without loss, or false when it has none: {packing, stepped, has_minimum} of `matrix` are
+// set. Dense types leave the packing as it is.
+bool packing_of(int type_id, Matrix& matrix);
+// Bytes of a row in a GGUF file; 0 for a type that cannot be packed.
+std::int64_t row_bytes(int type_id, std::int64_t num_inputs);
+std::int64_t matrix_bytes(const Matrix&);
+// Fills `matrix.data` from a file's rows. order[n] is the file's row of output n; null keeps the file's order.
+void pack_gguf(int type_id, const char* rows, const std::int64_t* order, const Matrix& matrix, int num_threads);
+// The same from float32 or bf16 rows; `matrix` is dense.
+void pack_dense(DType, const void* rows, const Matrix& matrix, int num_threads);
+// Rows of the file as float32, out[i] being row row_ids[i].
+void unpack_rows(int type_id, const char* rows, const std::int64_t* row_ids, std::int64_t count, std::int64_t num_inputs,
+                 float* out);
+// Rows of packed weights as float32.
+void unpack_matrix(const Matrix&, const std::int64_t* row_ids, std::int64_t count, float* out);
+// Rows as blocks of Q8_0 (type_id 8) or Q4_1 (3), scales and minima chosen for the least squared error.
+void quantise_rows(int type_id, const float* x, std::int64_t rows, std::int64_t num_inputs, char* out, int num_threads);
 
 }  // namespace octavo
