@@ -50,7 +50,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
 	@$(BIN)/python -m pip install --quiet -c constraints.txt "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja
-	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable ".[dev]"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable ".[dev,bench]"
 	@touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""`octavo bench`: measurements of parts of the engine, each beside its ceiling."""
+"""`octavo bench`: measurements of the engine and of its parts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import Annotated
 
 import typer
 
-bench = typer.Typer(
-    name="bench", no_args_is_help=True, help="Measure a part of the engine beside what the machine allows."
-)
+from octavo.cli.bench_chat import chat
+from octavo.cli.bench_model import model
+
+bench = typer.Typer(name="bench", no_args_is_help=True, help="Measure the engine or a part of it.")
 
 
 @bench.callback()
 def _bench() -> None:
-    """Measure a part of the engine beside what the machine allows."""
+    """Measure the engine or a part of it."""
+
+
+bench.command()(model)
+bench.command()(chat)
 
 
 @bench.command()

@@ -96,3 +96,22 @@ def unescaped(turn: str) -> str:
 
 def _not_text(what: str, error: UnicodeDecodeError) -> str:
     return f"{what} is not UTF-8 text: byte {error.start:,} cannot be read. Convert it to UTF-8."
+
+
+def names(text: str) -> list[str]:
+    """The parts of a list with commas."""
+    return [name.strip() for name in text.split(",")]
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """The whole numbers of a list with commas, which was given for `option`.
+
+    Raises:
+        InvalidRequest: one is not a whole number.
+    """
+    try:
+        return tuple(int(number) for number in names(text))
+    except ValueError:
+        raise InvalidRequest(
+            f"{option} is {text!r}; write whole numbers with commas between them, such as 512,2048."
+        ) from None

@@ -14,7 +14,7 @@ import typer
 from octavo.cli.options import Model
 from octavo.cli.render import count
 from octavo.cli.terminal import Terminal
-from octavo.cli.text import read_file
+from octavo.cli.text import names, numbers, read_file
 from octavo.errors import InvalidRequest
 from octavo.models import catalog
 
@@ -62,7 +62,7 @@ def verify(
     """
     if not max_kld >= 0:
         raise InvalidRequest(f"--max-kld is {max_kld}; it must be 0 or more.")
-    lengths, batches = _numbers("--contexts", contexts), _numbers("--batch", batch)
+    lengths, batches = numbers("--contexts", contexts), numbers("--batch", batch)
     given = None if text is None else read_file(text, "The text")
     terminal = Terminal(json=json)
     source = catalog.resolve(model)
@@ -72,7 +72,7 @@ def verify(
         from octavo.engine.verify import verify as compare
         from octavo.models.load import load_model
 
-        settings = VerifySettings(tuple(_names(formats)), lengths, batches, windows)
+        settings = VerifySettings(tuple(names(formats)), lengths, batches, windows)
         loaded = load_model(source, dtype="fp32", progress=bars)
         scores = compare(loaded, default_text() if given is None else given, settings, bars)
     if max(lengths) > loaded.context_length:
@@ -84,19 +84,6 @@ def verify(
         terminal.print_json(_as_json(loaded.name, scores, max_kld, best))
         return
     _print(terminal, loaded.name, scores, max_kld, best)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in _names(text))
-    except ValueError:
-        raise InvalidRequest(
-            f"{option} is {text!r}; write whole numbers with commas between them, such as 512,2048."
-        ) from None
 
 
 def _as_json(name: str, scores: Sequence[FormatScore], max_kld: float, best: str | None) -> dict[str, Any]:

@@ -1,0 +1,17 @@
+"""Octavo, in this process; every option but `model` is a setting of `TokenEngine`."""
+
+from protocol import options, serve
+
+from octavo.cli.load import no_garbage_collection
+
+chosen = options()
+with no_garbage_collection():
+    import torch
+
+    import octavo
+    from octavo.cli.bench_engine import generator
+    from octavo.engine.engine import TokenEngine
+
+    engine = TokenEngine(chosen.pop("model"), **chosen)
+
+serve(generator(engine), {"octavo": octavo.__version__, "torch": torch.__version__})
