@@ -8,6 +8,8 @@ from pathlib import Path
 
 # Threads that spin while they wait slow every test down when the cores are shared.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What one test has computed must not be found by another: tests of the disk tier ask for one, in a folder of theirs.
+os.environ["OCTAVO_KV_DISK"] = "0"
 
 import torch  # noqa: F401 (before the native module, so that both share one OpenMP runtime)
 

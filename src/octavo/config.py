@@ -73,6 +73,7 @@ class EngineConfig:
     Attributes:
         dtype: compute dtype; `auto` takes bf16 where the CPU has it in hardware, else fp32.
         kv_memory_bytes: budget of the key-value cache; `None` takes a share of free memory.
+        kv_disk_bytes: what keys and values may take on disk; 0 keeps them off it.
         kv_format: how sealed blocks are encoded: `int8`, `k8v4`, `int4`, `bf16`, `fp32`, or `raw` for the compute
             dtype. It has nothing to do with the precision of the weights.
         context: tokens of the context window; `None` takes the model's own.
@@ -87,6 +88,7 @@ class EngineConfig:
 
     dtype: DtypeChoice = "auto"
     kv_memory_bytes: int | None = None
+    kv_disk_bytes: int = 0
     kv_format: str = "int8"
     context: int | None = None
     cache: bool = True
@@ -99,7 +101,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         kinds = {
-            "an integer": ("kv_memory_bytes", "context", "threads", "max_running", "max_step_tokens"),
+            "an integer": (
+                *("kv_memory_bytes", "kv_disk_bytes"),
+                *("context", "threads", "max_running", "max_step_tokens"),
+            ),
             "a string": ("dtype", "kv_format", "device", "kernels"),
             "True or False": ("cache", "debug_fill"),
         }
@@ -110,6 +115,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequest(f"{name} is {value}; it must be at least 1.")
+        if self.kv_disk_bytes < 0:
+            raise InvalidRequest(f"kv_disk_bytes is {self.kv_disk_bytes}; it must be 0 (off) or more.")
         for name in ("max_running", "max_step_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1.")

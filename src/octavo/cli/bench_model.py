@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,6 +47,8 @@ def model(
     contexts, counts = numbers("--decode", decode), numbers("--sequences", sequences)
     if not lengths or min((*lengths, *contexts, *counts, again)) < 0 or 0 in counts:
         raise InvalidRequest("--prefill and --sequences take numbers from 1, --decode and --again from 0.")
+    if engine.kv_disk is None:  # or else what an earlier run has computed would be found
+        engine = replace(engine, kv_disk="0")
     settings = engine.settings()
     terminal = Terminal(json=json)
     catalog.resolve(name)  # a mistake is told before torch is imported

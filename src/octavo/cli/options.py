@@ -70,6 +70,15 @@ class EngineOptions:
             rich_help_panel=_ENGINE,
         ),
     ] = None
+    kv_disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What keys and values may take on disk, where they outlive the program; 0 keeps them off it. "
+            "Without it, OCTAVO_KV_DISK or 10GiB.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
     kv_format: Annotated[
         KvFormat,
         typer.Option(
@@ -121,8 +130,9 @@ class EngineOptions:
             "threads": self.threads,
         }
         budget = None if self.kv_memory is None else parse_bytes(self.kv_memory)
-        EngineConfig(kv_memory_bytes=budget, **settings)  # a mistake is told before the model is loaded
-        return {"kv_memory": budget, **settings}
+        disk = None if self.kv_disk is None else parse_bytes(self.kv_disk)
+        EngineConfig(kv_memory_bytes=budget, kv_disk_bytes=disk or 0, **settings)  # a mistake is told at once
+        return {"kv_memory": budget, "kv_disk": disk, **settings}
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,10 @@ def summary(reply: Reply, *, temperature: float) -> str:
             f"no cache, {usage.computed_tokens:,} computed for {usage.prompt_tokens:,} of the prompt"
         )
     else:
-        parts.append(f"{usage.cached_tokens:,} of {count(usage.prompt_tokens, 'prompt token')} reused")
+        loaded = f" ({usage.loaded_tokens:,} from disk)" if usage.loaded_tokens else ""
+        parts.append(
+            f"{usage.cached_tokens:,} of {count(usage.prompt_tokens, 'prompt token')} reused{loaded}"
+        )
     parts.append(f"first token {duration(timings.ttft_s)}")
     if timings.decode_tokens_per_s:
         speed = timings.decode_tokens_per_s
@@ -77,14 +80,18 @@ def ending(reply: Reply, max_tokens: int | None) -> str | None:
 
 def memory_lines(memory: MemoryReport) -> list[str]:
     """What is held, weights apart from the cache, one line each."""
-    rows = (
+    disk = memory.disk
+    rows = [
         ("Weights", size(memory.weights_bytes), ""),
         ("KV cache", size(memory.kv_allocated_bytes), f"of at most {size(memory.kv_budget_bytes)}"),
         ("  in use", size(memory.kv_used_bytes), "by answers that are being written"),
         ("  reusable", size(memory.kv_reusable_bytes), "kept so that it is not computed again"),
         ("  a token", f"{memory.kv_bytes_per_token:,} B", f"in the format {memory.kv_format}"),
         ("Workspace", size(memory.workspace_bytes), ""),
-    )
+    ]
+    if disk.state != "off":
+        what = f"of at most {size(disk.budget_bytes)}, in {disk.place}" if disk.state == "on" else disk.reason
+        rows.append(("On disk", size(disk.used_bytes), what))
     return [f"{name:<11} {value:>9}  {what}".rstrip() for name, value, what in rows]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import torch
@@ -15,10 +16,13 @@ from octavo.engine.runner import Chunk, Runner
 from octavo.engine.sampler import Sample, TokenSampler, draw_seed
 from octavo.engine.scheduler import Scheduled, Scheduler
 from octavo.engine.sequence import RequestState, Sequence
+from octavo.engine.tiers import Tiers
 from octavo.errors import InvalidRequest, OctavoError, PromptTooLong, RequestTooLarge
 from octavo.kv.hashing import namespace_key
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.planner import plan_cache
+from octavo.kv.storage.records import Space
+from octavo.kv.storage.tier import Tier
 from octavo.models.check import check_exactness
 from octavo.models.loaded import LoadedModel
 from octavo.models.loaded import Progress as LoadProgress
@@ -34,6 +38,8 @@ class EngineCore:
     Args:
         loaded: is taken over and changed in place.
         budget_bytes: of the cache.
+        tier: below memory; is taken over, and closed by `close`.
+        post: runs a function on the core's thread; may be called from any thread.
         progress: see `check_exactness`.
 
     Raises:
@@ -45,6 +51,8 @@ class EngineCore:
         loaded: LoadedModel,
         config: EngineConfig,
         budget_bytes: int,
+        tier: Tier,
+        post: Callable[[Callable[[], None]], None],
         progress: LoadProgress | None = None,
     ) -> None:
         self._config = config
@@ -59,17 +67,25 @@ class EngineCore:
         )
         self._plan = plan_cache(prepared.spec, prepared.page_format, budget_bytes, config.max_running)
         self._identity = prepared.identity
+        self._name = loaded.name
         self._budget_bytes = budget_bytes
         self._weights_bytes = prepared.weights_bytes
         self.context = prepared.context
         self.vocab_size = int(prepared.model.config.vocab_size)
         self._runner = Runner(prepared, self._plan, device=config.device, debug_fill=config.debug_fill)
         self._manager = KVCacheManager(
-            num_blocks=self._plan.num_blocks, num_slots=self._plan.num_slots, max_tails=self._plan.max_tails
+            num_blocks=self._plan.num_blocks,
+            num_slots=self._plan.num_slots,
+            max_tails=self._plan.max_tails,
+            on_evict=lambda block_id: self._tiers.evicted(block_id),
+        )
+        self._tiers = Tiers(
+            tier, self._manager, self._runner.sealed, self._runner.opened, prepared.spec, post
         )
         self._scheduler = Scheduler(
-            self._manager, max_running=config.max_running, max_step_tokens=config.max_step_tokens
+            self._manager, self._tiers, max_running=config.max_running, max_step_tokens=config.max_step_tokens
         )
+        self._only_waits = False  # for the tier: nothing can be computed until something arrives
         self._sequences: dict[str, list[Sequence]] = {}
         if prepared.probe is not None:
             self._check_probe(prepared.probe, prepared.model.config.model_type)
@@ -79,7 +95,31 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work and not self._only_waits
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long the thread may sleep when there is no work; None if it may until it is called."""
+        return self._tiers.patience_s
+
+    def wake(self) -> None:
+        """Something arrived, or `patience_s` is over: there may be work again."""
+        self._only_waits = False
+        self._tiers.lose_patience()
+
+    def rest(self) -> None:
+        """There is nothing to compute: what was computed is saved."""
+        self._tiers.save_some(num_computed=None)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Saves what is not saved yet, for at most so long."""
+        end = time.monotonic() + timeout_s
+        self._tiers.save_all(timeout_s)
+        self._tiers.tier.close(max(0.0, end - time.monotonic()))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until the tier below has everything that it is to have; False if that took too long."""
+        return self._tiers.save_all(timeout_s)
 
     def add(self, request: Request) -> None:
         """Takes a request in.
@@ -87,9 +127,14 @@ class EngineCore:
         Raises:
             InvalidRequest: it can never be answered; the message says why. Nothing was computed.
         """
+        if self._tiers.tier.was_cleared():  # by `octavo cache clear`, in another process
+            self._forget()
         self._check(request)
         seed = draw_seed() if request.params.seed is None else request.params.seed
-        namespace = namespace_key({**self._identity, "tenant": request.cache_namespace})
+        fields = {**self._identity, "tenant": request.cache_namespace}
+        namespace = namespace_key(fields)
+        if not request.ephemeral:
+            self._tiers.introduce(Space(namespace, fields, self._name))
         state = RequestState(request, namespace, seed)
         sequence = self._sequence(state, 0)
         self._sequences[request.request_id] = [sequence]
@@ -109,9 +154,11 @@ class EngineCore:
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """Computes one step of whatever can run."""
+        started_s = time.perf_counter()
         scheduled = self._scheduler.schedule()
         if not scheduled:
-            return self._stuck()
+            self._only_waits = self._tiers.patience_s is not None
+            return [] if self._only_waits else self._stuck()
         try:
             logits = self._runner.run([item.chunk for item in scheduled])
         except Exception as error:  # a step is all or nothing: its sequences fail, the others go on
@@ -120,6 +167,9 @@ class EngineCore:
         events: list[Event] = []
         for item, row in zip(scheduled, logits, strict=True):
             events += self._advance(item, row)
+        num_computed = sum(len(item.chunk.token_ids) for item in scheduled)
+        self._tiers.computed(num_computed, time.perf_counter() - started_s)
+        self._tiers.save_some(num_computed=num_computed)
         return events
 
     def memory(self) -> MemoryReport:
@@ -134,13 +184,24 @@ class EngineCore:
             kv_allocated_bytes=self._runner.allocated_bytes,
             kv_budget_bytes=self._budget_bytes,
             kv_bytes_per_token=self._plan.bytes_per_token,
-            workspace_bytes=self._runner.workspace_bytes,
+            workspace_bytes=self._runner.workspace_bytes + self._tiers.tier.queue_bytes,
             kv_format=str(self._identity["format"]),
+            disk=self._tiers.tier.report(),
         )
 
     def clear(self) -> int:
-        """Forgets everything reusable; returns the bytes given back to the system. The model stays."""
+        """Forgets everything reusable of this model, in memory and below, whoever's it is; the model stays.
+
+        Returns:
+            The bytes of memory given back to the system.
+        """
+        given_back = self._forget()
+        self._tiers.tier.clear(model=str(self._identity["model"]))
+        return given_back
+
+    def _forget(self) -> int:
         self._manager.clear()
+        self._tiers.forget()
         return self._give_back()
 
     def check_integrity(self) -> None:
@@ -210,7 +271,9 @@ class EngineCore:
         """Takes a computed chunk into the cache, and samples when its sequence has nothing left to compute."""
         sequence, state = item.sequence, item.sequence.state
         table, count = item.chunk.table, len(item.chunk.token_ids)
+        first_block = table.num_tokens // BLOCK_SIZE
         self._manager.commit(table, item.chunk.token_ids)
+        self._tiers.committed(table, first_block)
         caches = state.request.cache
         if not caches or state.first_token_s is None:
             state.num_computed_tokens += count
@@ -285,11 +348,16 @@ class EngineCore:
         if reason == "length" and sequence.detokenizer.stopped is not None:
             reason = "stop"  # the text held back at the end turned out to be a stop string
         sequence.finish_reason = reason
+        if sequence.table is not None:
+            self._tiers.finished(sequence.table)
         self._scheduler.release(sequence)
         state.choices[sequence.index] = sequence.choice()
         reply = None
         if state.finished:
             del self._sequences[request_id]
+            complaint = self._tiers.tier.take_complaint()
+            if complaint is not None:
+                state.notes.append(complaint)
             reply = Reply(
                 request_id=request_id,
                 choices=tuple(state.choices[index] for index in sorted(state.choices)),

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import Any, Self, TypeVar
 
@@ -21,6 +21,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
 from octavo.errors import EngineStopped, InvalidRequest
 from octavo.kv.planner import default_budget_bytes
+from octavo.kv.storage import default_disk_bytes, open_tier
 from octavo.models.load import load_model
 from octavo.models.loaded import LoadedModel, Progress
 from octavo.models.prepare import check_device, resolve_dtype
@@ -35,6 +36,8 @@ class TokenEngine:
     Args:
         model: a bundled name, a folder, a GGUF file, a hub id, or a `LoadedModel` (taken over, changed in place).
         kv_memory: budget of the cache, bytes or for example `"2GiB"`; a share of free memory by default.
+        kv_disk: what keys and values may take on disk, where they outlive the process; 0 keeps them off it.
+            By default `OCTAVO_KV_DISK`, else 10 GiB. What was not used for 30 days is removed.
         progress: called with (stage, done, total) while loading.
         settings: the other fields of `EngineConfig`.
 
@@ -48,13 +51,19 @@ class TokenEngine:
         model: str | os.PathLike[str] | LoadedModel,
         *,
         kv_memory: int | str | None = None,
+        kv_disk: int | str | None = None,
         progress: Progress | None = None,
         **settings: Any,
     ) -> None:
-        known = [field.name for field in fields(EngineConfig) if field.name != "kv_memory_bytes"]
-        refuse_unknown(settings, [*known, "kv_memory", "progress"], "engine setting")
+        known = [
+            field.name
+            for field in fields(EngineConfig)
+            if field.name not in ("kv_memory_bytes", "kv_disk_bytes")
+        ]
+        refuse_unknown(settings, [*known, "kv_memory", "kv_disk", "progress"], "engine setting")
         budget = None if kv_memory is None else parse_bytes(kv_memory)
-        config = EngineConfig(kv_memory_bytes=budget, **settings)
+        disk = default_disk_bytes() if kv_disk is None else parse_bytes(kv_disk)
+        config = EngineConfig(kv_memory_bytes=budget, kv_disk_bytes=disk, **settings)
         check_device(config.device)
         dtype = resolve_dtype(config.dtype, config.device)
         loaded = (
@@ -65,13 +74,18 @@ class TokenEngine:
         self.eos_token_ids = loaded.eos_token_ids
         self.fingerprint = loaded.fingerprint
         budget = config.kv_memory_bytes or default_budget_bytes(psutil.virtual_memory().available)
-        with _threads(config.threads):
-            self._core = EngineCore(loaded, config, budget, progress)
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        tier = open_tier(disk if config.cache else 0, self._save_more)
+        try:
+            with _threads(config.threads):
+                self._core = EngineCore(loaded, config, budget, tier, self._commands.put, progress)
+        except BaseException:
+            tier.close(0.0)
+            raise
         self.config = config
         self.context = self._core.context
         self._ids = itertools.count()
         self._sinks: dict[str, Sink] = {}
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
         self._died: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
@@ -145,6 +159,10 @@ class TokenEngine:
         """Forgets everything reusable; the model stays loaded. Returns the bytes given back to the system."""
         return self._ask(self._core.clear)
 
+    def flush(self, timeout_s: float = 60.0) -> bool:
+        """Waits until everything reusable is on disk too; False if that took too long, or nothing is kept there."""
+        return self._ask(lambda: self._core.flush(timeout_s))
+
     def check_integrity(self) -> None:
         """Raises when the cache's bookkeeping contradicts itself."""
         self._ask(self._core.check_integrity)
@@ -179,13 +197,16 @@ class TokenEngine:
     ) -> str:
         cache = bool(sampling.pop("cache", self.config.cache))
         namespace = str(sampling.pop("cache_namespace", ""))
+        ephemeral = bool(sampling.pop("ephemeral", False))
         if params is not None and sampling:
             raise InvalidRequest("Give either params or single sampling settings, not both.")
         if params is None:
             params = make_params(sampling)
         token_ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         request_id = f"request-{next(self._ids)}"
-        request = Request(request_id, tuple(token_ids), params, namespace, cache and self.config.cache)
+        request = Request(
+            request_id, tuple(token_ids), params, namespace, cache and self.config.cache, ephemeral
+        )
         self._sinks[request_id] = sink
         try:
             self._ask(lambda: self._core.add(request))
@@ -226,17 +247,29 @@ class TokenEngine:
                 torch.set_num_threads(self.config.threads)
             while True:
                 while not self._core.has_work or not self._commands.empty():
-                    command = self._commands.get()
-                    if command is None:
-                        return
-                    command()
+                    timeout_s = None
+                    if not self._core.has_work:
+                        self._core.rest()
+                        timeout_s = self._core.patience_s
+                    with suppress(queue.Empty):
+                        command = self._commands.get(timeout=timeout_s)
+                        if command is None:
+                            return
+                        command()
+                    self._core.wake()
                 self._dispatch(self._core.step())
         except BaseException as error:
             self._died = error
         finally:
+            with suppress(Exception):
+                self._core.close()
             # Whoever still waits is told.
             for request_id, sink in list(self._sinks.items()):
                 sink(Failure(request_id, self._stopped()))
+
+    def _save_more(self) -> None:
+        """The tier below memory has written what it had: it can take more."""
+        self._commands.put(lambda: None)  # when there is no work, the thread saves before it waits again
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:

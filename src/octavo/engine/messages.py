@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from octavo.config import SamplingParams
+from octavo.kv.storage.tier import TierReport
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -23,13 +24,17 @@ WhyCause = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be answered. `cache_namespace` separates tenants: nothing is shared across it."""
+    """One prompt to be answered. `cache_namespace` separates tenants: nothing is shared across it.
+
+    Nothing that an `ephemeral` request computes is kept when it has ended, in memory or on disk.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     cache_namespace: str = ""
     cache: bool = True
+    ephemeral: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +55,15 @@ class Why:
 class Usage:
     """Token counts of one request. `prompt_tokens == cached_tokens + computed_tokens` with the cache on.
 
-    Without the cache `computed_tokens` counts every token of every step.
+    Without the cache `computed_tokens` counts every token of every step. Of the cached tokens, `loaded_tokens`
+    came from the disk.
     """
 
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
     completion_tokens: int
+    loaded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ class MemoryReport:
 
     `kv_allocated_bytes` is held from the system; `kv_used_bytes` belongs to running sequences;
     `kv_reusable_bytes` is kept for later hits; `kv_budget_bytes` is never passed. `kv_format` is how full
-    blocks are encoded, which `kv_bytes_per_token` follows from.
+    blocks are encoded, which `kv_bytes_per_token` follows from. `workspace_bytes` has the disk tier's queue in it.
     """
 
     weights_bytes: int
@@ -87,6 +94,7 @@ class MemoryReport:
     kv_bytes_per_token: int
     workspace_bytes: int
     kv_format: str
+    disk: TierReport = field(default_factory=TierReport)
 
 
 @dataclass(frozen=True, slots=True)

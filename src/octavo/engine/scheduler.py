@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 from octavo.engine.runner import Chunk
 from octavo.engine.sequence import Sequence
+from octavo.engine.tiers import Tiers
 from octavo.engine.why import tell_why
 from octavo.kv.manager import KVCacheManager
+from octavo.kv.table import PrefixMatch
+from octavo.spec import BLOCK_SIZE
 
 
 @dataclass(slots=True)
@@ -32,8 +35,11 @@ class Scheduler:
         max_step_tokens: tokens of one step.
     """
 
-    def __init__(self, manager: KVCacheManager, *, max_running: int, max_step_tokens: int) -> None:
+    def __init__(
+        self, manager: KVCacheManager, tiers: Tiers, *, max_running: int, max_step_tokens: int
+    ) -> None:
         self._manager = manager
+        self._tiers = tiers
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
         self.waiting: deque[Sequence] = deque()
@@ -46,7 +52,8 @@ class Scheduler:
     def schedule(self) -> list[Scheduled]:
         """The next step's chunks; sequences move between waiting and running as room allows.
 
-        Empty with sequences left means that the oldest one cannot go on even with the cache to itself.
+        Empty with sequences left means that those that run wait for a lower tier, or else that the oldest one
+        cannot go on even with the cache to itself.
         """
         budget = self._max_step_tokens
         scheduled: list[Scheduled] = []
@@ -54,8 +61,8 @@ class Scheduler:
         for sequence in by_phase:
             if budget == 0:
                 break
-            if sequence not in self.running:  # preempted for an older one just now
-                continue
+            if sequence not in self.running or sequence.waits_for_tier:
+                continue  # preempted for an older one just now, or it has no bytes to go on with
             chunk = self._chunk(sequence, budget)
             while chunk is None and self._preempt(sequence, {s.sequence for s in scheduled}):
                 chunk = self._chunk(sequence, budget)
@@ -65,14 +72,15 @@ class Scheduler:
         while self.waiting and budget and self._places + self.waiting[0].num_places <= self._max_running:
             sequence = self.waiting[0]
             chunk = self._admit(sequence, budget)
-            if chunk is None:
+            if chunk is None and not sequence.waits_for_tier:
                 break
             self.waiting.popleft()
             self.running.append(sequence)
             if sequence.state.started_s is None:
                 sequence.state.started_s = time.perf_counter()
-            scheduled.append(Scheduled(sequence, chunk))
-            budget -= len(chunk.token_ids)
+            if chunk is not None:
+                scheduled.append(Scheduled(sequence, chunk))
+                budget -= len(chunk.token_ids)
         return scheduled
 
     def release(self, sequence: Sequence) -> None:
@@ -85,6 +93,7 @@ class Scheduler:
 
     def forget_blocks(self, sequence: Sequence) -> None:
         """Gives a sequence's blocks back; its last block stays as a raw tail, unless a step of it has failed."""
+        self._tiers.cancel(sequence)
         table = sequence.table
         if table is not None:
             if table.num_tokens and not table.num_pending:
@@ -102,6 +111,8 @@ class Scheduler:
             self._start(sequence)
         table = sequence.table
         assert table is not None
+        if sequence.waits_for_tier:
+            return None
         count = min(budget, sequence.num_remaining_tokens)
         plan = self._manager.allocate(table, count)
         if plan is None:
@@ -110,13 +121,13 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int) -> Chunk | None:
         chunk = self._chunk(sequence, budget)
-        if chunk is None and sequence.table is not None:
+        if chunk is None and sequence.table is not None and not sequence.waits_for_tier:
             self._manager.free(sequence.table)
             sequence.table = None
         return chunk
 
     def _start(self, sequence: Sequence) -> None:
-        """Gives the sequence a table with all that the cache has of it."""
+        """Gives the sequence a table with all that the cache has of it; the rest may come from a lower tier."""
         state = sequence.state
         caches = state.request.cache
         ids = sequence.token_ids if caches else []
@@ -124,7 +135,25 @@ class Scheduler:
         if state.started_s is None:
             state.num_cached_tokens = match.num_tokens
             state.why = tell_why(self._manager.explain(match, ids) if caches else None, caches)
-        sequence.table = self._manager.start(match, ids, publish=caches)
+        sequence.table = self._manager.start(match, ids, publish=caches and not state.request.ephemeral)
+        if caches:
+            self._tiers.begin(sequence, self._loaded)
+
+    def _loaded(self, sequence: Sequence) -> None:
+        """A lower tier has given what it had."""
+        state, table = sequence.state, sequence.table
+        assert table is not None
+        if not state.num_computed_tokens and table.num_tokens > state.num_cached_tokens:
+            state.num_cached_tokens = table.num_tokens
+            num_blocks, num_rows = divmod(table.num_tokens, BLOCK_SIZE)
+            match = PrefixMatch(
+                table.namespace,
+                tuple(table.block_ids[:num_blocks]),
+                table.slot if num_rows else None,
+                num_rows,
+            )
+            if table.publishes:
+                state.why = tell_why(self._manager.explain(match, sequence.token_ids), True)
 
     def _preempt(self, needy: Sequence, scheduled: set[Sequence]) -> bool:
         """Takes the place of the youngest running sequence; False when that helps nobody."""

@@ -22,6 +22,7 @@ class RequestState:
     started_s: float | None = None
     first_token_s: float | None = None
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
     num_computed_tokens: int = 0
     why: Why | None = None
     notes: list[str] = field(default_factory=list)
@@ -40,6 +41,7 @@ class RequestState:
             prompt_tokens=self.num_prompt_tokens,
             cached_tokens=self.num_cached_tokens,
             computed_tokens=self.num_computed_tokens,
+            loaded_tokens=self.num_loaded_tokens,
             completion_tokens=sum(len(choice.token_ids) for choice in self.choices.values()),
         )
 
@@ -62,7 +64,7 @@ class Sequence:
     """One answer: the prompt's tokens and those generated so far.
 
     `table` is None while nothing of it is in the cache: waiting, preempted, or between two steps of a
-    request without cache.
+    request without cache. While it `waits_for_tier`, what a lower tier has of it is on the way.
     """
 
     state: RequestState
@@ -74,6 +76,7 @@ class Sequence:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    waits_for_tier: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
 
 ROOT_HASH = bytes(16)
 """Stands in for the parent's hash at a sequence's first block."""
+
+Kind = Literal["block", "tail"]
 
 BlockHash = Callable[[bytes, bytes, Sequence[int]], bytes]
 """A function such as `block_hash`."""
@@ -34,3 +38,18 @@ def block_hash(namespace: bytes, parent: bytes, token_ids: Sequence[int]) -> byt
     hasher = blake2b(parent, digest_size=16, key=namespace)
     hasher.update(struct.pack(f"<{len(token_ids)}I", *token_ids))
     return hasher.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What a record is asked for by; all of it has to agree.
+
+    `hash` names the tokens after everything that `parent`, a hash too, stands for. `namespace` is the key of
+    both hashes: all that a bit of the payload can depend on.
+    """
+
+    kind: Kind
+    namespace: bytes
+    parent: bytes
+    hash: bytes
+    token_ids: tuple[int, ...]

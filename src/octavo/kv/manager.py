@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.eviction import LRU, EvictionPolicy
 from octavo.kv.explain import Departed, Miss, explain
-from octavo.kv.hashing import BlockHash, block_hash
+from octavo.kv.hashing import BlockHash, Kind, Name, block_hash
 from octavo.kv.integrity import check_integrity
-from octavo.kv.prefix import Parent, PrefixIndex
+from octavo.kv.prefix import Parent, PrefixIndex, PublishedBlock
 from octavo.kv.slots import OpenSlots
 from octavo.kv.table import BlockTable, PrefixMatch, StepPlan
 from octavo.kv.tails import Tail
@@ -33,6 +33,7 @@ class KVCacheManager:
         max_tails: raw tails kept at most; they live in slots that no sequence needs.
         policy: order in which reusable blocks are evicted; least recently used first by default.
         hash_function: names blocks; tests replace it.
+        on_evict: called with a reusable block just before its room is taken; its bytes are still there.
 
     Raises:
         ValueError: a number is out of range.
@@ -46,16 +47,19 @@ class KVCacheManager:
         max_tails: int,
         policy: EvictionPolicy | None = None,
         hash_function: BlockHash = block_hash,
+        on_evict: Callable[[int], None] = lambda _: None,
     ) -> None:
         if num_blocks < 1 or num_slots < 1 or max_tails < 0:
             raise ValueError(
                 f"The cache needs at least one block and one slot, and tails cannot be negative; "
                 f"got num_blocks={num_blocks}, num_slots={num_slots}, max_tails={max_tails}."
             )
+        self._hash = hash_function
         self._index = PrefixIndex(hash_function)
         self._blocks = BlockPool(num_blocks, self._index, LRU() if policy is None else policy, self._on_evict)
         self._slots = OpenSlots(num_slots, max_tails, self._on_drop_tail)
         self._departed = Departed(hash_function)
+        self._demote = on_evict
         self._tables: set[BlockTable] = set()
 
     # Reuse
@@ -164,6 +168,43 @@ class KVCacheManager:
                     table.publishes = False
                 else:
                     table.block_ids[block] = block_id
+
+    def adopt(self, table: BlockTable, num_blocks: int) -> list[int] | None:
+        """Make room for the next `num_blocks` blocks, whose pages come from a lower tier, sealed.
+
+        The engine copies the pages into the blocks that are returned, and then commits. The sequence must end
+        on a block's end. None if there is no room; then nothing has changed.
+
+        Raises:
+            ValueError: as for `allocate`, or the sequence ends inside a block.
+        """
+        self._require_idle(table)
+        if num_blocks < 1 or table.num_tokens % BLOCK_SIZE:
+            raise ValueError(
+                f"Whole blocks can be adopted behind whole blocks, not {num_blocks} behind {table.num_tokens} tokens."
+            )
+        if num_blocks > self._blocks.num_available:
+            return None
+        if table.slot is not None:
+            self._slots.release(table.slot)
+            table.slot = None
+        block_ids = [self._blocks.take() for _ in range(num_blocks)]
+        table.block_ids += block_ids
+        table.num_pending = num_blocks * BLOCK_SIZE
+        return block_ids
+
+    def published(self, block_id: int) -> PublishedBlock | None:
+        """What a shareable block holds; None if it is not published."""
+        return self._index.get(block_id)
+
+    def name(self, kind: Kind, namespace: bytes, parent: Parent, token_ids: Sequence[int]) -> Name:
+        """What the tokens behind `parent`, a published block or the namespace, are called in a lower tier."""
+        ids, chain = tuple(token_ids), self._index.chain_hash(parent)
+        return Name(kind, namespace, chain, self._hash(namespace, chain, ids), ids)
+
+    def chain_hash(self, parent: Parent) -> bytes:
+        """The hash of everything up to and including `parent`: a published block, or a namespace."""
+        return self._index.chain_hash(parent)
 
     # Changes of a sequence
 
@@ -318,6 +359,7 @@ class KVCacheManager:
         self._tables.add(table)
 
     def _on_evict(self, block_id: int) -> None:
+        self._demote(block_id)
         for slot in self._slots.tails.continuing(block_id):
             self._slots.drop_tail(slot)  # no match could lead to it any more
         self._departed.add_block(self._index[block_id].block_hash, "evicted")

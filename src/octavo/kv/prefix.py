@@ -13,10 +13,15 @@ Parent = int | bytes
 
 @dataclass(frozen=True, slots=True)
 class PublishedBlock:
-    """What a shareable block holds: `BLOCK_SIZE` token ids, after everything that `parent` stands for."""
+    """What a shareable block holds: `BLOCK_SIZE` token ids, after everything that `parent` stands for.
 
+    `depth` counts the blocks before it.
+    """
+
+    namespace: bytes
     block_hash: bytes
     parent: Parent
+    depth: int
     token_ids: tuple[int, ...]
 
 
@@ -67,7 +72,8 @@ class PrefixIndex:
         hash_ = self._hash(namespace, self.chain_hash(parent), token_ids)
         if hash_ in self._by_hash:
             return False
-        self._blocks[block_id] = PublishedBlock(hash_, parent, tuple(token_ids))
+        depth = 0 if isinstance(parent, bytes) else self._blocks[parent].depth + 1
+        self._blocks[block_id] = PublishedBlock(namespace, hash_, parent, depth, tuple(token_ids))
         self._by_hash[hash_] = block_id
         self._children.setdefault(parent, set()).add(block_id)
         return True
@@ -91,6 +97,10 @@ class PrefixIndex:
     def children(self, parent: Parent) -> Collection[int]:
         """The published blocks that continue `parent`."""
         return self._children.get(parent, ())
+
+    def get(self, block_id: int) -> PublishedBlock | None:
+        """What a block holds; None if it is not published."""
+        return self._blocks.get(block_id)
 
     def __getitem__(self, block_id: int) -> PublishedBlock:
         return self._blocks[block_id]

@@ -15,7 +15,7 @@ from octavo.engine.messages import Why
 from octavo.errors import InvalidModelFile, NumericalError
 from octavo.models.loaded import Source
 
-USAGE = {"prompt_tokens", "cached_tokens", "computed_tokens", "completion_tokens"}
+USAGE = {"prompt_tokens", "cached_tokens", "computed_tokens", "completion_tokens", "loaded_tokens"}
 TIMINGS = {"queue_s", "prefill_s", "ttft_s", "total_s", "decode_tokens_per_s"}
 MEMORY = {
     "weights_bytes",
@@ -26,6 +26,7 @@ MEMORY = {
     "kv_bytes_per_token",
     "workspace_bytes",
     "kv_format",
+    "disk",
 }
 REPLY = {
     "text",
@@ -162,6 +163,7 @@ def test_prompt_from_stdin(program: Any) -> None:
         (["run", "toy", "x", "--temperature", "-1"], None, "temperature is -1.0; it must be 0 or more."),
         (["run", "toy", "x", "--stop", ""], None, "A stop string is empty"),
         (["run", "toy", "x", "--context", "0"], None, "context is 0; it must be at least 1."),
+        (["run", "toy", "x", "--kv-disk", "-1"], None, "'-1' is not a size."),
         (["run", "toy", "x", "--kv-memory", "lots"], None, "'lots' is not a size."),
         (["run", "toy", "x" * 2000], None, "The prompt has 2,005 tokens and the context window holds 2,000"),
         (["run", "toy", "x", "--dtype", "int8"], None, "Invalid value for '--dtype'"),
@@ -187,13 +189,14 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
 def test_options_reach_the_engine(program: Any) -> None:
     program.engine.answers = ["a"]
     program("run", "toy", "x",
-            "--dtype", "fp32", "--kv-memory", "2MiB", "--kv-format", "raw", "--context", "99",
+            "--dtype", "fp32", "--kv-memory", "2MiB", "--kv-disk", "3MiB", "--kv-format", "raw", "--context", "99",
             "--device", "meta", "--threads", "3", "--max-tokens", "5", "--temperature", "0.5", "--top-k", "4",
             "--top-p", "0.9", "--min-p", "0.1", "--repetition-penalty", "1.1", "--presence-penalty", "0.2",
             "--frequency-penalty", "0.3", "--seed", "11", "--stop", "END", "--stop", "\n", "--logprobs", "0",
             "--system", "Be brief.")  # fmt: skip
     assert program.engine.settings == {
         "kv_memory": 2 << 20,
+        "kv_disk": 3 << 20,
         "dtype": "fp32",
         "kv_format": "raw",
         "context": 99,

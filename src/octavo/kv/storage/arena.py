@@ -6,10 +6,13 @@ import contextlib
 import mmap
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from octavo.errors import NotEnoughMemory
 from octavo.spec import cdiv
+
+Bytes2D = np.ndarray[tuple[int, ...], np.dtype[np.uint8]] | torch.Tensor
 
 HUGE_PAGE_BYTES = 2 << 20
 _MAP_NORESERVE = 0x4000
@@ -86,6 +89,7 @@ class SealedArena:
         unit = HUGE_PAGE_BYTES if device == "cpu" else 1
         self._layer_bytes = cdiv(cdiv(num_blocks, self.blocks_per_slab) * slab_bytes, unit) * unit
         self._region = Region(self._layer_bytes * num_layers, device=device, align=unit)
+        self._pages = _plain(self._region.bytes.view(num_layers, self._layer_bytes))
         self._slabs: set[int] = set()
         self._huge: set[int] = set()
         self.layers = [
@@ -115,6 +119,25 @@ class SealedArena:
                     self._huge.add(huge)
                     for layer_index in range(self.num_layers):
                         self._region.collapse(layer_index * self._layer_bytes + huge * HUGE_PAGE_BYTES)
+
+    def read(self, block_id: int) -> memoryview:
+        """A copy of a block's pages, one layer after the other."""
+        start = self.offset(block_id)
+        return _copied(self._pages[:, start : start + self.page_bytes])
+
+    def write(self, block_id: int, pages: bytes | memoryview) -> None:
+        """Puts pages that `read` gave into a block that was touched.
+
+        Raises:
+            ValueError: they are not as many bytes as a block has.
+        """
+        start = self.offset(block_id)
+        _fill(self._pages[:, start : start + self.page_bytes], pages)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's pages, all layers."""
+        return self.page_bytes * self.num_layers
 
     def release_unused(self, block_ids: Iterable[int]) -> int:
         """Gives every slab back that holds none of these blocks; returns the bytes given back."""
@@ -147,6 +170,7 @@ class OpenArena:
         device: str = "cpu",
         debug_fill: bool = False,
     ) -> None:
+        self._page_bytes, self._num_layers = page_bytes, num_layers
         self._page_stride = cdiv(page_bytes, 64) * 64
         self.slot_bytes = cdiv(self._page_stride * num_layers, mmap.PAGESIZE) * mmap.PAGESIZE
         self._debug_fill = debug_fill
@@ -171,6 +195,18 @@ class OpenArena:
             if self._debug_fill:
                 self._slot(slot).fill_(0xFF)
 
+    def read(self, slot: int) -> memoryview:
+        """A copy of a slot's pages, one layer after the other."""
+        return _copied(self._pages(slot))
+
+    def write(self, slot: int, pages: bytes | memoryview) -> None:
+        """Puts pages that `read` gave into a slot that was touched.
+
+        Raises:
+            ValueError: they are not as many bytes as a slot's pages have.
+        """
+        _fill(self._pages(slot), pages)
+
     def copy(self, source: int, target: int) -> None:
         """Copies a slot's pages of all layers."""
         self._slot(target).copy_(self._slot(source))
@@ -183,5 +219,32 @@ class OpenArena:
         self._slots -= unused
         return len(unused) * self.slot_bytes
 
+    def _pages(self, slot: int) -> Bytes2D:
+        used = self._slot(slot)[: self._page_stride * self._num_layers]
+        return _plain(used.view(self._num_layers, self._page_stride)[:, : self._page_bytes])
+
     def _slot(self, slot: int) -> torch.Tensor:
         return self._region.bytes[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+
+def _plain(pages: torch.Tensor) -> Bytes2D:
+    """The same memory for numpy, which copies rows of pages without waking threads; on the CPU only."""
+    return pages.numpy() if pages.device.type == "cpu" else pages
+
+
+def _copied(pages: Bytes2D) -> memoryview:
+    array = pages.copy() if isinstance(pages, np.ndarray) else pages.cpu().contiguous().numpy()
+    return array.reshape(-1).data
+
+
+def _fill(target: Bytes2D, pages: bytes | memoryview) -> None:
+    source = np.frombuffer(pages, dtype=np.uint8)
+    if source.size != target.shape[0] * target.shape[1]:
+        raise ValueError(
+            f"{source.size} bytes do not fill {target.shape[0]} pages of {target.shape[1]} bytes."
+        )
+    source = source.reshape(target.shape[0], target.shape[1])
+    if isinstance(target, np.ndarray):
+        target[:] = source
+    else:
+        target.copy_(torch.from_numpy(source.copy()))

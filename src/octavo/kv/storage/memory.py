@@ -1,0 +1,80 @@
+"""A store in memory: what tests use in place of the disk, and what ends with the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from octavo.kv.hashing import Name
+from octavo.kv.storage.records import Document, Record, Space
+
+
+class MemoryStore:
+    """Records and documents in dictionaries, without a budget."""
+
+    def __init__(self) -> None:
+        self.num_doubtful = 0
+        self.records: dict[bytes, Record] = {}
+        self.spaces: dict[bytes, Space] = {}
+        self._documents: dict[tuple[str, str, bytes], Document] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(len(record.payload) for record in self.records.values())
+
+    def introduce(self, space: Space) -> None:
+        self.spaces[space.namespace] = space
+
+    def put(self, records: Sequence[Record], mark: object = None) -> int:  # noqa: ARG002
+        before = len(self.records)
+        for record in records:
+            copy = Record(record.name, bytes(record.payload), record.position, record.expires_s)
+            self.records.setdefault(record.name.hash, copy)
+        return len(self.records) - before
+
+    def get(self, name: Name) -> bytes | None:
+        record = self.records.get(name.hash)
+        expired = record is not None and record.expires_s is not None and record.expires_s <= time.time()
+        return None if record is None or record.name != name or expired else bytes(record.payload)
+
+    def tails(self, namespace: bytes, parent: bytes) -> list[tuple[int, ...]]:
+        names = (record.name for record in self.records.values())
+        return [
+            name.token_ids
+            for name in names
+            if (name.kind, name.namespace, name.parent) == ("tail", namespace, parent)
+        ]
+
+    def touch(self, hashes: Sequence[bytes]) -> None:
+        for hash_ in hashes:
+            if hash_ in self.records:
+                self.records[hash_] = self.records.pop(hash_)
+
+    def trim(self) -> int:
+        return 0
+
+    def clear(self, **fields: str) -> int:
+        gone = [
+            hash_
+            for hash_, record in self.records.items()
+            if fields.items() <= self.spaces[record.name.namespace].fields.items()
+        ]
+        for hash_ in gone:
+            del self.records[hash_]
+        return len(gone)
+
+    def put_document(self, document: Document) -> None:
+        self._documents[document.kind, document.tenant, document.key] = document
+
+    def get_document(self, kind: str, tenant: str, key: bytes) -> Document | None:
+        return self._documents.get((kind, tenant, key))
+
+    def documents(self, kind: str) -> Iterator[Document]:
+        found = [document for document in self._documents.values() if document.kind == kind]
+        return iter(sorted(found, key=lambda document: -document.used_s))
+
+    def remove_document(self, kind: str, tenant: str, key: bytes) -> bool:
+        return self._documents.pop((kind, tenant, key), None) is not None
+
+    def close(self) -> None:
+        pass
