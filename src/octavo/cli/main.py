@@ -21,6 +21,7 @@ from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
 from octavo.cli.models import models, pull
 from octavo.cli.run import INTERRUPTED, run
+from octavo.cli.serve import key, serve
 from octavo.cli.terminal import Terminal
 from octavo.cli.verify import verify
 from octavo.errors import UserError
@@ -41,7 +42,7 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-for _command in (run, chat, pull, models, verify, doctor):
+for _command in (run, chat, serve, key, pull, models, verify, doctor):
     app.command(help=_paragraphs(_command.__doc__ or ""))(_command)
 app.add_typer(bench)
 

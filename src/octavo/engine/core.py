@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo.config import EngineConfig
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.messages import Delta, Event, Failure, FinishReason, MemoryReport, Progress, Reply, Request
 from octavo.engine.runner import Chunk, Runner
-from octavo.engine.sampler import Sample, TokenSampler, draw_seed
+from octavo.engine.sampler import Sample, TokenSampler, draw_seed, logprob_of
 from octavo.engine.scheduler import Scheduled, Scheduler
 from octavo.engine.sequence import RequestState, Sequence
 from octavo.engine.tiers import Tiers
@@ -121,6 +123,11 @@ class EngineCore:
         """Waits until the tier below has everything that it is to have; False if that took too long."""
         return self._tiers.save_all(timeout_s)
 
+    @property
+    def num_sequences(self) -> tuple[int, int]:
+        """Sequences that run, and that wait. It may be asked from any thread."""
+        return len(self._scheduler.running), len(self._scheduler.waiting)
+
     def add(self, request: Request) -> None:
         """Takes a request in.
 
@@ -160,7 +167,7 @@ class EngineCore:
             self._only_waits = self._tiers.patience_s is not None
             return [] if self._only_waits else self._stuck()
         try:
-            logits = self._runner.run([item.chunk for item in scheduled])
+            logits = self._run(scheduled)
         except Exception as error:  # a step is all or nothing: its sequences fail, the others go on
             requests = {item.sequence.state.request.request_id for item in scheduled}
             return [event for request_id in requests for event in self._fail(request_id, error)]
@@ -171,6 +178,27 @@ class EngineCore:
         self._tiers.computed(num_computed, time.perf_counter() - started_s)
         self._tiers.save_some(num_computed=num_computed)
         return events
+
+    def _run(self, scheduled: SequenceOf[Scheduled]) -> torch.Tensor:
+        """Computes the chunks; logits of each one's last row."""
+        chunks = [item.chunk for item in scheduled]
+        if all(item.sequence.state.request.prompt_logprobs is None for item in scheduled):
+            return self._runner.run(chunks)
+        logits = self._runner.run(chunks, torch.arange(sum(len(chunk.token_ids) for chunk in chunks)))
+        parts = torch.split(logits, [len(chunk.token_ids) for chunk in chunks])
+        for item, part in zip(scheduled, parts, strict=True):
+            self._score(item, part.numpy())
+        return torch.stack([part[-1] for part in parts])
+
+    def _score(self, item: Scheduled, rows: npt.NDArray[np.float32]) -> None:
+        """Notes what the model thought of the prompt's tokens, from the logits of all rows of a chunk."""
+        state = item.sequence.state
+        count = state.request.prompt_logprobs
+        if count is None:
+            return
+        for position, row in enumerate(rows, item.chunk.table.num_tokens + 1):
+            if position < state.num_prompt_tokens:
+                state.prompt_logprobs[position] = logprob_of(row, state.request.token_ids[position], count)
 
     def memory(self) -> MemoryReport:
         """What is held now, weights apart from the cache."""
@@ -235,6 +263,10 @@ class EngineCore:
             raise InvalidRequest(
                 f"The prompt has token id {bad[0]}; this model has ids 0 to {self.vocab_size - 1}."
             )
+        if request.prompt_logprobs is not None and request.cache:
+            raise InvalidRequest(
+                "prompt_logprobs needs every token of the prompt to be computed; switch cache off for this request."
+            )
         length = len(request.token_ids)
         if length >= self.context:
             raise PromptTooLong(length, self.context)
@@ -263,8 +295,9 @@ class EngineCore:
                 sample_index=index,
                 prompt_token_ids=state.request.token_ids,
                 vocab_size=self.vocab_size,
+                constraint=None if state.request.constraint is None else state.request.constraint.copy(),
             ),
-            detokenizer=Detokenizer(self._tokenizer, params.stop),
+            detokenizer=Detokenizer(self._tokenizer, params.stop, shown=state.request.shown_specials),
         )
 
     def _advance(self, item: Scheduled, logits: torch.Tensor) -> list[Event]:
@@ -331,7 +364,17 @@ class EngineCore:
             )
         if reason is None:
             sequence.text += text
-            return [Delta(state.request.request_id, sequence.index, text, (token_id,), logprobs)]
+            cached = state.num_cached_tokens
+            return [
+                Delta(
+                    state.request.request_id,
+                    sequence.index,
+                    text,
+                    (token_id,),
+                    logprobs,
+                    num_cached_tokens=cached,
+                )
+            ]
         return self._finish(sequence, reason, text + sequence.detokenizer.finish(), (token_id,), sample)
 
     def _finish(
@@ -351,7 +394,7 @@ class EngineCore:
         if sequence.table is not None:
             self._tiers.finished(sequence.table)
         self._scheduler.release(sequence)
-        state.choices[sequence.index] = sequence.choice()
+        choice = state.choices[sequence.index] = sequence.choice()
         reply = None
         if state.finished:
             del self._sequences[request_id]
@@ -368,9 +411,22 @@ class EngineCore:
                 why=state.why,
                 notes=tuple(dict.fromkeys((*self._exactness.notes, *state.notes))),
                 exact=self._exactness.exact,
+                prompt_logprobs=state.all_prompt_logprobs(),
             )
         logprobs = () if sample is None or sample.logprob is None else (sample.logprob,)
-        return [Delta(request_id, sequence.index, text, tuple(token_ids), logprobs, reason, reply)]
+        return [
+            Delta(
+                request_id,
+                sequence.index,
+                text,
+                tuple(token_ids),
+                logprobs,
+                reason,
+                reply,
+                choice.stop,
+                state.num_cached_tokens,
+            )
+        ]
 
     def _fail(self, request_id: str, error: Exception) -> list[Event]:
         for sequence in self._sequences.pop(request_id, ()):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -33,6 +33,7 @@ class Detokenizer:
         stop: strings that end the answer, none empty. They are looked for in the text as it is given out:
             a special token that is skipped is no part of it.
         skip_special_tokens: leave out the text of special tokens.
+        shown: special tokens whose text is not left out.
 
     Attributes:
         stopped: the stop string that ended the answer, once one has.
@@ -44,12 +45,13 @@ class Detokenizer:
         stop: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
     ) -> None:
         self.stopped: str | None = None
         backend: Tokenizer = tokenizer.backend_tokenizer
         special = backend.get_added_tokens_decoder().values() if skip_special_tokens else ()
         self._backend = backend
-        self._skipped = {token.content for token in special if token.special}
+        self._skipped = {token.content for token in special if token.special} - set(shown)
         steps = _decoder_steps(backend)
         self._decoder = _ByteLevel() if steps == ["ByteLevel"] else _Window(backend, steps)
         self._stop = tuple(stop)
@@ -178,3 +180,21 @@ def _bytes_of_chars() -> dict[str, int]:
 
 
 _BYTE_OF_CHAR = _bytes_of_chars()
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerFast, token_id: int) -> bytes:
+    """The bytes that a token stands for in the middle of a text; special tokens are what they read."""
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    token = backend.id_to_token(token_id)
+    if token is None:
+        return b""
+    if token_id in backend.get_added_tokens_decoder():
+        return str(token).encode()
+    if _decoder_steps(backend) == ["ByteLevel"]:
+        return bytes([_BYTE_OF_CHAR[char] for char in token])
+    if len(token) == 6 and token.startswith("<0x"):
+        return bytes([int(token[3:5], 16)])
+    # Behind another token, so that a decoder does not drop the space at the beginning.
+    lead = backend.decode([token_id], skip_special_tokens=False)
+    both = backend.decode([token_id, token_id], skip_special_tokens=False)
+    return str(both[len(lead) :]).encode()

@@ -7,11 +7,13 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from typing import Any, Self, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psutil
 import torch
@@ -25,6 +27,9 @@ from octavo.kv.storage import default_disk_bytes, open_tier
 from octavo.models.load import load_model
 from octavo.models.loaded import LoadedModel, Progress
 from octavo.models.prepare import check_device, resolve_dtype
+
+if TYPE_CHECKING:
+    from octavo.engine.constraint import Grammars
 
 Sink = Callable[[Event], None]
 T = TypeVar("T")
@@ -84,8 +89,10 @@ class TokenEngine:
             raise
         self.config = config
         self.context = self._core.context
+        self.vocab_size = self._core.vocab_size
         self._ids = itertools.count()
         self._sinks: dict[str, Sink] = {}
+        self._mailbox: _Mailbox | None = None
         self._closed = False
         self._died: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
@@ -97,6 +104,12 @@ class TokenEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from octavo.engine.constraint import Grammars  # most engines never need it
+
+        return Grammars(self.tokenizer, self.vocab_size, self.eos_token_ids)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt; special tokens written in the text become their ids."""
         return list(self.tokenizer.encode(text))
@@ -106,6 +119,9 @@ class TokenEngine:
     ) -> Iterator[Event]:
         """Generates, yielding `Delta`s (the last one has the `reply`) and `Progress` of a long prefill.
 
+        Besides sampling settings, keywords are `cache`, `cache_namespace`, `ephemeral`, `shown_specials` and
+        `prompt_logprobs` (see `Request`), and `grammar`, in llguidance's Lark, which the answer then follows.
+
         Closing the iterator aborts the request.
 
         Raises:
@@ -113,21 +129,35 @@ class TokenEngine:
             EngineStopped: the engine was closed.
         """
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        request_id = self._submit(prompt, params, sampling, events.put)
-        return self._events(request_id, events)
+        request = self._request(prompt, params, sampling)
+        accepted = self._submit(request, events.put)
+        try:
+            self._wait(accepted)
+        except BaseException:
+            self._forget(request.request_id)  # an interrupt may leave it accepted with nobody to hear it
+            raise
+        return self._events(request.request_id, events)
 
     async def astream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """`stream` for an event loop."""
-        loop = asyncio.get_running_loop()
+        if isinstance(prompt, str) or "grammar" in sampling:  # what takes long is not done on the loop
+            request = await asyncio.to_thread(self._request, prompt, params, sampling)
+        else:
+            request = self._request(prompt, params, sampling)
         events: asyncio.Queue[Event] = asyncio.Queue()
-
-        def put(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-        request_id = await asyncio.to_thread(self._submit, prompt, params, sampling, put)
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailbox
+        if mailbox is None or mailbox.loop is not loop:
+            mailbox = self._mailbox = _Mailbox(loop)
+        accepted = self._submit(request, partial(mailbox.put, events.put_nowait))
         try:
+            while not accepted.done():
+                await asyncio.wait([asyncio.wrap_future(accepted)], timeout=1.0)
+                if not self._thread.is_alive() and not accepted.done():
+                    raise self._stopped()
+            accepted.result()
             while True:
                 event = await events.get()
                 if isinstance(event, Failure):
@@ -136,7 +166,7 @@ class TokenEngine:
                 if isinstance(event, Delta) and event.reply is not None:
                     return
         finally:
-            self._forget(request_id)
+            self._forget(request.request_id)
 
     def generate(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
@@ -151,6 +181,11 @@ class TokenEngine:
         """Ends a request; its stream then yields a last delta with finish reason `abort`."""
         self._commands.put(lambda: self._dispatch(self._core.abort(request_id)))
 
+    @property
+    def num_sequences(self) -> tuple[int, int]:
+        """Answers that run, and that wait, at this moment."""
+        return self._core.num_sequences
+
     def memory(self) -> MemoryReport:
         """Bytes of weights and cache, apart."""
         return self._ask(self._core.memory)
@@ -162,6 +197,11 @@ class TokenEngine:
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Waits until everything reusable is on disk too; False if that took too long, or nothing is kept there."""
         return self._ask(lambda: self._core.flush(timeout_s))
+
+    def check(self) -> None:
+        """Raises EngineStopped if the engine does not run any more."""
+        if self._closed or self._died is not None:
+            raise self._stopped()
 
     def check_integrity(self) -> None:
         """Raises when the cache's bookkeeping contradicts itself."""
@@ -192,42 +232,62 @@ class TokenEngine:
         if self._sinks.pop(request_id, None) is not None and not self._closed:
             self.abort(request_id)
 
-    def _submit(
-        self, prompt: str | Sequence[int], params: SamplingParams | None, sampling: dict[str, Any], sink: Sink
-    ) -> str:
+    def _request(
+        self, prompt: str | Sequence[int], params: SamplingParams | None, sampling: dict[str, Any]
+    ) -> Request:
         cache = bool(sampling.pop("cache", self.config.cache))
         namespace = str(sampling.pop("cache_namespace", ""))
         ephemeral = bool(sampling.pop("ephemeral", False))
+        grammar = sampling.pop("grammar", None)
+        shown = tuple(sampling.pop("shown_specials", ()))
+        prompt_logprobs = sampling.pop("prompt_logprobs", None)
         if params is not None and sampling:
             raise InvalidRequest("Give either params or single sampling settings, not both.")
         if params is None:
             params = make_params(sampling)
         token_ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         request_id = f"request-{next(self._ids)}"
-        request = Request(
-            request_id, tuple(token_ids), params, namespace, cache and self.config.cache, ephemeral
+        return Request(
+            request_id,
+            tuple(token_ids),
+            params,
+            cache_namespace=namespace,
+            ephemeral=ephemeral,
+            cache=cache and self.config.cache and prompt_logprobs is None,
+            constraint=None if grammar is None else self._grammars.compile(grammar),
+            shown_specials=shown,
+            prompt_logprobs=prompt_logprobs,
         )
-        self._sinks[request_id] = sink
+
+    def _submit(self, request: Request, sink: Sink) -> Future[None]:
+        """Hands a request to the engine; the future tells whether it was accepted."""
+        self._sinks[request.request_id] = sink
         try:
-            self._ask(lambda: self._core.add(request))
-        except BaseException:
-            self._forget(request_id)  # an interrupt may leave it accepted with nobody to hear it
+            return self._call(lambda: self._core.add(request))
+        except EngineStopped:
+            self._sinks.pop(request.request_id, None)
             raise
-        return request_id
 
     def _ask(self, function: Callable[[], T]) -> T:
         """Runs `function` on the engine's thread, between two steps, and returns its result."""
-        if self._closed or self._died is not None:
-            raise self._stopped()
+        return self._wait(self._call(function))
+
+    def _call(self, function: Callable[[], T]) -> Future[T]:
+        self.check()
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
 
         self._commands.put(run)
+        return future
+
+    def _wait(self, future: Future[T]) -> T:
         while True:
             try:
                 return future.result(timeout=1.0)
@@ -277,6 +337,29 @@ class TokenEngine:
             sink = self._sinks.pop(event.request_id, None) if last else self._sinks.get(event.request_id)
             if sink is not None:
                 sink(event)
+
+
+class _Mailbox:
+    """Takes events to an event loop, which is woken once for all that come while it is busy."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._letters: deque[tuple[Sink, Event]] = deque()
+        self._woken = False
+
+    def put(self, deliver: Sink, event: Event) -> None:
+        """Has `deliver(event)` called on the loop. For the engine's thread."""
+        self._letters.append((deliver, event))
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                self.loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        self._woken = False
+        while self._letters:
+            deliver, event = self._letters.popleft()
+            deliver(event)
 
 
 @contextmanager

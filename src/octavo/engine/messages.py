@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from octavo.config import SamplingParams
 from octavo.kv.storage.tier import TierReport
+
+if TYPE_CHECKING:
+    from octavo.engine.constraint import Constraint
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -24,9 +27,16 @@ WhyCause = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be answered. `cache_namespace` separates tenants: nothing is shared across it.
+    """One prompt to be answered.
 
-    Nothing that an `ephemeral` request computes is kept when it has ended, in memory or on disk.
+    Attributes:
+        cache_namespace: separates tenants: nothing is shared across it.
+        cache: whether what is known is used, and what is computed kept.
+        ephemeral: nothing that it computes is kept when it has ended, in memory or on disk.
+        constraint: the grammar that the answer follows.
+        shown_specials: special tokens whose text is part of the answer's text.
+        prompt_logprobs: how many alternatives to report for each token of the prompt; needs `cache` off, because
+            every token has to be computed.
     """
 
     request_id: str
@@ -35,6 +45,9 @@ class Request:
     cache_namespace: str = ""
     cache: bool = True
     ephemeral: bool = False
+    constraint: Constraint | None = None
+    shown_specials: tuple[str, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +139,8 @@ class Reply:
 
     `exact` says that the start-up check found this machine to keep the promise that no bit of an answer
     depends on what was reused or computed beside it.
+
+    `prompt_logprobs` has one entry a token of the prompt, the first one None, if the request asked for them.
     """
 
     request_id: str
@@ -137,6 +152,7 @@ class Reply:
     why: Why | None = None
     notes: tuple[str, ...] = ()
     exact: bool = True
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -155,8 +171,9 @@ class Reply:
 class Delta:
     """Newly generated text of one choice; whole characters only.
 
-    The last delta of a request carries the `reply`. A delta may have tokens and no text yet (a
-    character is still incomplete, or the text may turn out to be a stop string).
+    The last delta of a choice has its `finish_reason` and `stop` (see `Choice`), and the last one of a request
+    carries the `reply`. `num_cached_tokens` is that of the prompt, in every delta. A delta may have tokens and no
+    text yet (a character is still incomplete, or the text may turn out to be a stop string).
     """
 
     request_id: str
@@ -166,6 +183,8 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     reply: Reply | None = None
+    stop: str | int | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

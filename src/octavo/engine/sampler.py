@@ -6,7 +6,8 @@ The order of operations, each step only if asked for:
 2. `repetition_penalty` divides the logits above zero, and multiplies those below, of every token of the
    prompt and of the answer so far.
 3. `frequency_penalty` times the count, and `presence_penalty` once, are subtracted from the logits of the
-   tokens of the answer so far. What comes out, in float32, are the *adjusted* logits.
+   tokens of the answer so far. A grammar rules out every token that it does not allow here. What comes out, in
+   float32, are the *adjusted* logits.
 4. `temperature` 0 takes the largest adjusted logit. Otherwise they are divided by the temperature.
 5. `top_k` keeps the k most likely tokens.
 6. `top_p` keeps the fewest of what is left, most likely first, whose share of it reaches p: at least one.
@@ -28,6 +29,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,9 @@ import torch
 from octavo.config import SamplingParams
 from octavo.engine.messages import TokenLogprob
 from octavo.errors import InvalidRequest, NumericalError
+
+if TYPE_CHECKING:
+    from octavo.engine.constraint import Constraint
 
 _HEAD = 256
 """Tokens to put in order at first, when how many are needed is not known. Most draws end among them."""
@@ -65,6 +70,7 @@ class TokenSampler:
         sample_index: which of the request's answers this is.
         prompt_token_ids: the prompt, for the repetition penalty.
         vocab_size: logits in a row.
+        constraint: the grammar of this answer, moved on by `accept`.
 
     Raises:
         InvalidRequest: a `logit_bias` is for a token that does not exist, or is positive infinity.
@@ -78,6 +84,7 @@ class TokenSampler:
         sample_index: int,
         prompt_token_ids: Sequence[int],
         vocab_size: int,
+        constraint: Constraint | None = None,
     ) -> None:
         for token_id, bias in params.logit_bias.items():
             if not 0 <= token_id < vocab_size:
@@ -97,10 +104,13 @@ class TokenSampler:
         self._counts_tokens = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._penalises = params.repetition_penalty != 1 or self._counts_tokens
         self._adjusts = self._penalises or bool(params.logit_bias)
+        self._constraint = constraint
         self._history = _History(prompt_token_ids if params.repetition_penalty != 1 else ())
 
     def accept(self, token_id: int) -> None:
-        """Add a generated token to the history that the penalties look at."""
+        """Add a generated token to the history that the penalties and the grammar look at."""
+        if self._constraint is not None:
+            self._constraint.accept(token_id)
         if self._penalises:
             self._history.add(token_id)
 
@@ -129,13 +139,16 @@ class TokenSampler:
                 f"The largest logit for position {position} is {row[best]}, so no token can be chosen. Load "
                 "the model with dtype fp32; if that does not help, its weights are damaged."
             )
-        if self._adjusts:
-            row = self._adjusted(row)
+        if self._adjusts or self._constraint is not None:
+            if self._adjusts:
+                row = self._adjusted(row)
+            if self._constraint is not None:
+                row = np.where(self._constraint.mask(), row, np.float32(-math.inf))
             best = int(row.argmax())
             if not math.isfinite(row[best]):
                 raise InvalidRequest(
-                    f"logit_bias and the penalties leave no token to choose at position {position}. Rule out "
-                    "fewer tokens, or use smaller numbers."
+                    f"logit_bias, the penalties and the grammar leave no token to choose at position {position}. "
+                    "Rule out fewer tokens, or use smaller numbers."
                 )
         params = self._params
         token_id = best if params.temperature == 0 else self._draw(row, row[best], position)
@@ -263,6 +276,11 @@ def _most_likely(row: Floats, count: int) -> Ids:
     keys = (-bits << 32) | ids
     keys.sort()
     return (keys[:count] & 0xFFFFFFFF).astype(np.intp, copy=False)
+
+
+def logprob_of(row: Floats, token_id: int, num_alternatives: int) -> TokenLogprob:
+    """Log-probability of a token in a row of logits that nothing was done to."""
+    return _logprob(row, token_id, row.max(), num_alternatives)
 
 
 def _logprob(row: Floats, token_id: int, top: np.float32, num_alternatives: int) -> TokenLogprob:

@@ -26,6 +26,7 @@ class RequestState:
     num_computed_tokens: int = 0
     why: Why | None = None
     notes: list[str] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     choices: dict[int, Choice] = field(default_factory=dict)
 
     @property
@@ -35,6 +36,12 @@ class RequestState:
     @property
     def finished(self) -> bool:
         return len(self.choices) == self.request.params.n
+
+    def all_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        """One a token of the prompt; None where it was not asked for, and for the first token."""
+        if self.request.prompt_logprobs is None:
+            return None
+        return tuple(self.prompt_logprobs.get(position) for position in range(self.num_prompt_tokens))
 
     def usage(self) -> Usage:
         return Usage(

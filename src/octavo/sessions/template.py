@@ -61,6 +61,7 @@ class ChatTemplate:
     Attributes:
         note: a sentence for the user when the model has no template of its own, else `None`.
         stop: stop strings that this template needs, because nothing else ends an answer.
+        source: the template itself, in Jinja.
     """
 
     def __init__(self, tokenizer: Any, eos_token_ids: Iterable[int] = ()) -> None:
@@ -82,7 +83,7 @@ class ChatTemplate:
                 "'Assistant: ...'."
             )
             self.stop = ("\nUser:",)
-        sources = "".join(source.values()) if isinstance(source, dict) else str(source)
+        sources = self.source = "".join(source.values()) if isinstance(source, dict) else str(source)
         added = tokenizer.added_tokens_decoder
         special = {
             str(token.content) for id_, token in added.items() if token.special or id_ in self._eos_token_ids
@@ -129,9 +130,20 @@ class ChatTemplate:
         Raises:
             InvalidRequest: a message is malformed, or the template refuses the messages.
         """
+        return self.piece(self.segment(messages, tools))
+
+    def segment(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> Segment:
+        """The text of a whole list of messages, up to where the next answer begins.
+
+        Raises:
+            InvalidRequest: a message is malformed, or the template refuses the messages.
+        """
         _check(messages)
-        segment = self._segment(self.render([self._guard(message) for message in messages], tools))
-        return self.piece(segment)
+        return self._segment(self.render([self._guard(message) for message in messages], tools))
+
+    def cut(self, answer: str) -> Segment:
+        """The text of an answer, cut where it spells a control token."""
+        return self._segment(self._guard({"role": "assistant", "content": answer})["content"])
 
     def around(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None
@@ -163,6 +175,27 @@ class ChatTemplate:
                 "cannot keep the model's own tokens. Use chat() with the whole list of messages instead."
             )
         return self._segment(text.partition(places[0])[0]), self._segment(text.partition(places[-1])[2])
+
+    def after(
+        self, messages: Sequence[Message], index: int, tools: list[dict[str, Any]] | None = None
+    ) -> Segment:
+        """The text behind the answer `messages[index]`, which is kept as ids and not looked at.
+
+        Raises:
+            InvalidRequest: as `around` does.
+        """
+        _check(messages)
+        place = f"{self._nonce}:0\ue001"
+        text = self.render(
+            [
+                {"role": "assistant", "content": place} if number == index else self._guard(message)
+                for number, message in enumerate(messages)
+            ],
+            tools,
+        )
+        if text.count(place) != 1:
+            raise InvalidRequest("The model's chat template does not write this answer exactly once.")
+        return self._segment(text.partition(place)[2])
 
     def piece(self, segment: Segment) -> Piece:
         """`segment` as the beginning of a sequence."""
@@ -210,11 +243,19 @@ class ChatTemplate:
         return low
 
     def _guard(self, message: Message) -> dict[str, Any]:
-        """`message` with a mark after the first character of each control token in its content."""
+        """`message` with a mark after the first character of each control token in its content and calls."""
         pattern = self._special if message["role"] == "assistant" else self._control
         mark = f"{self._nonce}\ue001"
-        content = pattern.sub(lambda match: match[0] + mark, message["content"])
-        return {**message, "content": content}
+
+        def guarded(value: Any) -> Any:
+            if isinstance(value, str):
+                return pattern.sub(lambda match: match[0] + mark, value)
+            if isinstance(value, Mapping):
+                return {guarded(key): guarded(item) for key, item in value.items()}
+            return [guarded(item) for item in value] if isinstance(value, list) else value
+
+        calls = {"tool_calls": guarded(message["tool_calls"])} if message.get("tool_calls") else {}
+        return {**message, "content": guarded(message["content"]), **calls}
 
     def _segment(self, text: str) -> Segment:
         return tuple(text.split(f"{self._nonce}\ue001"))

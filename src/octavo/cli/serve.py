@@ -1,0 +1,162 @@
+"""`octavo serve` and `octavo key`: the server, and keys for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from octavo.cli.load import opened
+from octavo.cli.options import EngineOptions, Model, grouped
+from octavo.cli.terminal import Terminal
+from octavo.config import parse_bytes
+from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import socket
+
+_ACCESS, _LIMITS = "Access", "Limits"
+
+
+@grouped
+def serve(
+    model: Model,
+    engine: EngineOptions,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen at. Others than this machine's own need a key."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="Port to listen at; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="A key that is accepted; may be repeated. Each key is a tenant of its own. Other users of this "
+            "machine can see a command's options; OCTAVO_API_KEY takes keys too, separated by spaces.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Hashes of keys, as `octavo key` writes them.", rich_help_panel=_ACCESS
+        ),
+    ] = None,
+    metrics_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Opens /metrics to other machines, and nothing else. Without it, a server with keys shows its "
+            "metrics to this machine alone.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    without_key: Annotated[
+        bool,
+        typer.Option(
+            "--without-key",
+            help="Let everybody in who can reach the address, also from other machines.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = False,
+    max_body: Annotated[
+        str, typer.Option(metavar="SIZE", help="Body of a request at most.", rich_help_panel=_LIMITS)
+    ] = "32MiB",
+    max_requests: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Requests at once, waiting ones included; more are told to come again.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 256,
+    drain: Annotated[
+        int,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long running answers may go on after SIGTERM or Ctrl-C.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 30,
+    no_exact_history: Annotated[
+        bool,
+        typer.Option(
+            "--no-exact-history",
+            help="Tokenise answers that clients send back as text, instead of reading them as they were generated.",
+        ),
+    ] = False,
+) -> int:
+    """Answer requests over HTTP, by the interfaces of OpenAI and Anthropic.
+
+    A request's log is one line of JSON on standard error. A first SIGTERM or Ctrl-C lets running answers finish, a
+    second one does not.
+    """
+    from octavo.server.gate import is_loopback
+    from octavo.server.settings import ServerSettings
+    from octavo.server.tenants import Keys
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        max_body_bytes=parse_bytes(max_body),
+        max_requests=max_requests,
+        drain_s=drain,
+        exact_history=not no_exact_history,
+    )
+    keys = Keys(
+        [*(api_key or ()), *os.environ.get("OCTAVO_API_KEY", "").split()], api_key_file or (), metrics_key
+    )
+    if not keys and not without_key and not is_loopback(host):
+        raise InvalidRequest(
+            f"At {host} other machines can reach the server, and no key is set. Set one with --api-key or "
+            "--api-key-file, or write --without-key to let everybody in."
+        )
+    options = engine.settings()
+    from octavo.server.serve import listen
+
+    listener = listen(settings)
+    try:
+        _answer(model, options, settings, keys, listener)
+    finally:
+        listener.close()
+    return 0
+
+
+def _answer(model: str, options: dict[str, Any], settings: Any, keys: Any, listener: socket.socket) -> None:
+    terminal = Terminal()
+    with opened(model, options, terminal) as llm:
+        from octavo.server.app import create_app
+        from octavo.server.log import log, log_to_stderr
+        from octavo.server.models import Models
+        from octavo.server.serve import serve as run
+
+        app = create_app(Models([llm], settings), settings, keys)
+        host, port = listener.getsockname()[:2]
+        log_to_stderr()
+
+        def ready() -> None:
+            address = f"[{host}]" if ":" in host else host
+            log("serving", url=f"http://{address}:{port}", model=llm.name, keys=len(keys))
+
+        run(app, settings, listener, ready)
+
+
+def key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; it stands in the log.")],
+    file: Annotated[
+        Path, typer.Option(metavar="FILE", help="The file of hashes, which the new one is added to.")
+    ] = Path("octavo-keys.txt"),
+) -> int:
+    """Make an API key for the server.
+
+    The key is printed once, on standard output. The file gets its hash alone; give it to `octavo serve` with
+    --api-key-file.
+    """
+    from octavo.server.tenants import new_key
+
+    Terminal().print(new_key(name, file))
+    return 0

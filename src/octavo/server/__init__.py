@@ -1,0 +1,1 @@
+"""Floor 7: the HTTP server. OpenAI's and Anthropic's interfaces over engines in this process."""

@@ -1,0 +1,250 @@
+"""Answers to messages, in pieces: text, calls, ends. Each interface writes the same pieces its own way."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from octavo.config import SamplingParams
+from octavo.engine.messages import Choice, Delta, Progress, Reply, TokenLogprob
+from octavo.errors import EngineStopped, InvalidRequest
+from octavo.server.chat.messages import Call, ChatMessage, Tool
+from octavo.server.chat.prompt import ChatHistory, Prompt
+from octavo.server.models import Model
+from octavo.server.tools.grammar import call_grammar, json_grammar
+from octavo.server.tools.reader import ArgumentsText, CallBegun, CallReader, Read
+
+Ending = Literal["stop", "length", "calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Whether and how tools are called. `choice` is a mode or, behind `name:`, the tool that has to be called."""
+
+    choice: str = "auto"
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChatJob:
+    """What is asked of the model.
+
+    Attributes:
+        schema: the answer is JSON of this schema.
+        prefill: the beginning of the answer, written by the caller.
+        exact_history: whether answers among the messages are read as they were generated.
+    """
+
+    messages: Sequence[ChatMessage]
+    params: SamplingParams
+    namespace: str = ""
+    tools: Sequence[Tool] = ()
+    tool_use: ToolUse = field(default_factory=ToolUse)
+    schema: Mapping[str, Any] | None = None
+    strict_schema: bool = True
+    prefill: str = ""
+    exact_history: bool = True
+    call_prefix: str = "call_"
+
+
+@dataclass(frozen=True, slots=True)
+class BeginPiece:
+    """The first token has come, so it is known how many of the prompt's were reused. Sent once for all answers."""
+
+    index: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """More text of an answer. It may be empty where there are log-probabilities."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A call begins."""
+
+    index: int
+    number: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsPiece:
+    """More of a call's arguments."""
+
+    index: int
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndPiece:
+    """An answer has ended. `stop` is the caller's stop string that ended it."""
+
+    index: int
+    ending: Ending
+    stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPiece:
+    """All answers have ended."""
+
+    reply: Reply
+    prompt: Prompt
+
+
+Piece = BeginPiece | TextPiece | CallPiece | ArgumentsPiece | EndPiece | ReplyPiece | Progress
+
+
+@dataclass(slots=True)
+class Answer:
+    """One whole answer."""
+
+    index: int
+    text: str = ""
+    calls: list[Call] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    ending: Ending = "stop"
+    stop: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Takes up a piece of this answer."""
+        if isinstance(piece, TextPiece):
+            self.text += piece.text
+            self.logprobs += piece.logprobs
+        elif isinstance(piece, CallPiece):
+            self.calls.append(Call(piece.id, piece.name, ""))
+        elif isinstance(piece, ArgumentsPiece):
+            call = self.calls[piece.number]
+            self.calls[piece.number] = replace(call, arguments=call.arguments + piece.text)
+        elif isinstance(piece, EndPiece):
+            self.ending, self.stop = piece.ending, piece.stop
+
+
+class Asked:
+    """A job that has been made a prompt, ready to be answered.
+
+    Making it renders and tokenises, which takes milliseconds: not for the event loop.
+
+    Raises:
+        InvalidRequest: the template refuses the messages, or the tools or the schema cannot be held to.
+    """
+
+    def __init__(self, model: Model, job: ChatJob) -> None:
+        self._model = model
+        self._job = job
+        template = model.engine.chat_template
+        self._tool_format = model.tool_format
+        self._history = ChatHistory(
+            job.messages,
+            job.tools,
+            template=template,
+            tool_format=self._tool_format,
+            namespace=job.namespace,
+            scope=model.scope,
+            store=model.transcripts if job.exact_history else None,
+        )
+        self.prompt = self._history.prompt(job.prefill)
+        self._reads_calls = bool(job.tools) and job.tool_use.choice != "none"
+        self._grammar = self._make_grammar()
+        self._stop = set(job.params.stop)
+        self._params = replace(job.params, stop=(*job.params.stop, *template.stop))
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Generates. Closing the iterator ends the request.
+
+        Raises:
+            InvalidRequest: the prompt does not fit; raised before the first piece.
+        """
+        options: dict[str, Any] = {"cache_namespace": self._job.namespace}
+        if self._grammar is not None:
+            options["grammar"] = self._grammar
+        if self._reads_calls:
+            options["shown_specials"] = tuple(self._model.specials)
+        answers: dict[int, Answer] = {}
+        readers: dict[int, CallReader] = {}
+        events = self._model.engine.astream(self.prompt.ids, self._params, **options)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Progress):
+                    yield event
+                    continue
+                assert isinstance(event, Delta)
+                if not answers:
+                    yield BeginPiece(event.index, event.num_cached_tokens)
+                answer = answers.setdefault(event.index, Answer(event.index))
+                found: list[Read]
+                if self._reads_calls:
+                    reader = readers.setdefault(event.index, CallReader(self._tool_format))
+                    found = reader.push(event.text)
+                    if event.finish_reason is not None:
+                        found += reader.finish()
+                else:
+                    found = [event.text] if event.text else []
+                if event.logprobs and not any(isinstance(item, str) for item in found):
+                    found.insert(0, "")
+                logprobs = event.logprobs
+                for item in found:
+                    piece = self._piece(event.index, item, logprobs)
+                    if isinstance(piece, TextPiece):
+                        logprobs = ()
+                    answer.add(piece)
+                    yield piece
+                if event.finish_reason is not None:
+                    end = self._end(answer, event)
+                    answer.add(end)
+                    yield end
+                if event.reply is not None:
+                    for choice in event.reply.choices:
+                        self._keep(answers[choice.index], choice)
+                    yield ReplyPiece(event.reply, self.prompt)
+                    return
+        raise EngineStopped("The engine ended the answer without a reply.")
+
+    def _piece(self, index: int, item: Read, logprobs: tuple[TokenLogprob, ...]) -> Piece:
+        if isinstance(item, CallBegun):
+            return CallPiece(index, item.number, f"{self._job.call_prefix}{secrets.token_hex(12)}", item.name)
+        if isinstance(item, ArgumentsText):
+            return ArgumentsPiece(index, item.number, item.text)
+        return TextPiece(index, item, logprobs)
+
+    def _end(self, answer: Answer, event: Delta) -> EndPiece:
+        if event.finish_reason == "length":
+            return EndPiece(answer.index, "length")
+        stop = event.stop if isinstance(event.stop, str) and event.stop in self._stop else None
+        return EndPiece(answer.index, "calls" if answer.calls else "stop", stop)
+
+    def _keep(self, answer: Answer, choice: Choice) -> None:
+        message = ChatMessage("assistant", self._job.prefill + answer.text, tuple(answer.calls))
+        self._history.keep(self.prompt, message, choice.token_ids, choice.text)
+
+    def _make_grammar(self) -> str | None:
+        job, choice = self._job, self._job.tool_use.choice
+        if not self._reads_calls:
+            return None if job.schema is None else json_grammar(job.schema, strict=job.strict_schema)
+        tools = list(job.tools)
+        if choice.startswith("name:"):
+            tools = [tool for tool in tools if tool.name == choice.removeprefix("name:")]
+            if not tools:
+                raise InvalidRequest(
+                    f"tool_choice names {choice.removeprefix('name:')!r}, which is none of the tools "
+                    f"({', '.join(tool.name for tool in job.tools)})."
+                )
+        return call_grammar(
+            tools,
+            self._tool_format,
+            self._model.specials,
+            required=choice != "auto",
+            parallel=job.tool_use.parallel and not choice.startswith("name:"),
+            text_schema=job.schema,
+        )

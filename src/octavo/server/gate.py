@@ -1,0 +1,210 @@
+"""What every request passes first: an id, whose it is, whether it may come in, and a line in the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.log import log
+from octavo.server.metrics import Metrics
+from octavo.server.problems import Problem, error_body, problem_of
+from octavo.server.settings import ServerSettings
+from octavo.server.tenants import METRICS, NOBODY, Keys, Tenant
+
+if TYPE_CHECKING:
+    from octavo.sessions.engine import Engine
+
+_OPEN_PATHS = frozenset({"/health", "/ready"})
+
+
+@dataclass(slots=True)
+class Visit:
+    """What is known of a request on its way; handlers add to `fields`, which go into the log."""
+
+    request_id: str
+    tenant: Tenant
+    fields: dict[str, Any]
+    metrics: Metrics
+
+
+class Gate:
+    """Middleware around the whole application.
+
+    It reads the body before the application sees the request, so that one that is too large is refused whatever
+    becomes of it.
+    """
+
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, keys: Keys, engines: Callable[[], dict[str, Engine]]
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._keys = keys
+        self.num_open = 0
+        self.metrics = Metrics(engines, lambda: self.num_open)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        visit = Visit(f"req_{secrets.token_hex(12)}", NOBODY, {}, self.metrics)
+        scope.setdefault("state", {})["visit"] = visit
+        status = 0
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                name = visit.request_id.encode()
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", name),
+                    (b"request-id", name),
+                ]
+            await send(message)
+
+        self.num_open += 1
+        failure: BaseException | None = None
+        try:
+            self._check_host(scope)
+            visit.tenant = self._tenant(scope)
+            if self.num_open > self._settings.max_requests and scope["path"] not in _OPEN_PATHS:
+                raise Problem(
+                    429,
+                    f"The server is answering {self._settings.max_requests} requests already. Try again soon.",
+                    "too_many_requests",
+                    headers={"Retry-After": "1"},
+                )
+            body = await self._body(scope, receive)
+            await self._app(scope, _replay(body, receive), tell)
+        except Exception as error:
+            problem = problem_of(error)
+            failure = error if problem.status == 500 else None
+            if not status:
+                await _send_problem(problem, scope["path"], visit.request_id, tell)
+        finally:
+            self.num_open -= 1
+            self.metrics.requests.labels(scope["method"], status).inc()
+            if visit.fields.get("gone"):
+                self.metrics.gone.inc()
+            level = logging.ERROR if failure is not None or status >= 500 else logging.INFO
+            log(
+                "request",
+                level,
+                error=failure,
+                request_id=visit.request_id,
+                tenant=visit.tenant.name or None,
+                method=scope["method"],
+                path=scope["path"],
+                status=status or None,
+                duration_ms=round(1000 * (time.perf_counter() - started), 1),
+                **visit.fields,
+            )
+
+    def _check_host(self, scope: Scope) -> None:
+        """A page in a browser can make a name of its own lead to this machine; without keys that must not do."""
+        if self._keys or not is_loopback(self._settings.host):
+            return
+        host = _header(scope, b"host").rpartition("@")[2]
+        name = host.partition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        if name and not is_loopback(name):
+            raise Problem(
+                403,
+                f"The server answers to localhost, and the request is for {name!r}. Start it with an API key to "
+                "let it answer to other names.",
+                "wrong_host",
+            )
+
+    def _tenant(self, scope: Scope) -> Tenant:
+        if not self._keys or scope["path"] in _OPEN_PATHS:
+            return NOBODY
+        scheme, _, key = _header(scope, b"authorization").partition(" ")
+        if scheme.lower() != "bearer":
+            key = _header(scope, b"x-api-key")
+        tenant = self._keys.find(key.strip()) if key else None
+        if scope["path"] == "/metrics" and tenant is not METRICS:
+            # They tell of all tenants, so no tenant's key opens them.
+            if not is_loopback((scope.get("client") or ("",))[0]):
+                raise Problem(
+                    403, "The metrics need the key that --metrics-key has set, or this machine.", "wrong_key"
+                )
+            return NOBODY
+        if tenant is METRICS and scope["path"] != "/metrics":
+            tenant = None
+        if tenant is None:
+            raise Problem(
+                401,
+                "The API key is wrong. "
+                if key
+                else "There is no API key. Send 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                "invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return tenant
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        limit = self._settings.max_body_bytes
+        size = 0
+        parts: list[bytes] = []
+        declared = _header(scope, b"content-length")
+        if declared.isdecimal():
+            size = int(declared)
+        while size <= limit:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                break
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                return b"".join(parts)
+            size = max(size, sum(map(len, parts)))
+        raise Problem(
+            413,
+            f"The body of the request has more than {limit:,} bytes (--max-body). Send less.",
+            "body_too_large",
+            headers={"Connection": "close"},
+        )
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host or address is this machine's own."""
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` as it was before the body was read."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def _send_problem(problem: Problem, path: str, request_id: str, send: Send) -> None:
+    body = json.dumps(error_body(problem, path, request_id)).encode()
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **problem.headers}
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,118 @@
+"""What Prometheus reads at `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from octavo.engine.messages import Reply
+from octavo.errors import EngineStopped
+
+if TYPE_CHECKING:
+    from octavo.sessions.engine import Engine
+
+_FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+class Metrics:
+    """Counters of one server.
+
+    Args:
+        engines: by the name of the model; asked at every reading.
+        num_open: requests that are being answered.
+    """
+
+    def __init__(self, engines: Callable[[], dict[str, Engine]], num_open: Callable[[], int]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_State(engines, num_open))
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"octavo_{name}", text, labels, registry=self._registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"octavo_{name}", text, ("model",), registry=self._registry, buckets=buckets)
+
+        self.requests = counter("requests", "HTTP requests that were answered", "method", "status")
+        self.gone = counter("requests_gone", "Requests whose client closed the connection before the end")
+        self._queries = counter("cache_query_tokens", "Prompt tokens looked for in the cache", "model")
+        self._hits = counter("cache_hit_tokens", "Prompt tokens found in the cache", "model")
+        self._computed = counter("prefill_tokens", "Prompt tokens that were computed", "model")
+        self._generated = counter("decode_tokens", "Tokens that were generated", "model")
+        self._replies = counter("replies", "Prompts that were answered to the end", "model")
+        self._why = counter(
+            "recomputed_replies", "Answers whose prompt was not reused whole, by cause", "model", "cause"
+        )
+        self._recomputed = counter(
+            "recomputed_tokens", "Known tokens that were computed again, by cause", "model", "cause"
+        )
+        self._histories = counter("histories", "Chats by how their history was read", "model", "history")
+        self._first = histogram("first_token_seconds", "From the request to its first token", _FIRST_TOKEN_S)
+        self._queue = histogram("queue_seconds", "From the request to its first step", _FIRST_TOKEN_S)
+        self._token = histogram(
+            "inter_token_seconds", "Between two tokens of an answer, on average over it", _TOKEN_S
+        )
+
+    def note(self, model: str, reply: Reply, history: str | None) -> None:
+        """Counts an answer."""
+        usage, timings = reply.usage, reply.timings
+        self._queries.labels(model).inc(usage.prompt_tokens)
+        self._hits.labels(model).inc(usage.cached_tokens)
+        self._computed.labels(model).inc(usage.computed_tokens)
+        self._generated.labels(model).inc(usage.completion_tokens)
+        self._replies.labels(model).inc()
+        if reply.why is not None:
+            self._why.labels(model, reply.why.cause).inc()
+            self._recomputed.labels(model, reply.why.cause).inc(reply.why.num_recomputed_tokens)
+        if history is not None:
+            self._histories.labels(model, history).inc()
+        self._first.labels(model).observe(timings.ttft_s)
+        self._queue.labels(model).observe(timings.queue_s)
+        if timings.decode_tokens_per_s:
+            self._token.labels(model).observe(1 / timings.decode_tokens_per_s)
+
+    async def read(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        num_tasks = len(asyncio.all_tasks())
+        text = await asyncio.to_thread(generate_latest, self._registry)
+        return text + (
+            b"# HELP octavo_tasks Tasks of the event loop\n# TYPE octavo_tasks gauge\n"
+            b"octavo_tasks %d\n" % num_tasks
+        )
+
+
+class _State(Collector):
+    """What is so now, asked when it is read."""
+
+    def __init__(self, engines: Callable[[], dict[str, Engine]], num_open: Callable[[], int]) -> None:
+        self._engines = engines
+        self._num_open = num_open
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        return ()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield GaugeMetricFamily("octavo_requests_open", "Requests that are being answered", self._num_open())
+        sequences = GaugeMetricFamily("octavo_sequences", "Answers in the engine", labels=("model", "state"))
+        held = GaugeMetricFamily(
+            "octavo_memory_bytes",
+            "Bytes by what holds them; the cache apart from the weights",
+            labels=("model", "of"),
+        )
+        for name, engine in self._engines().items():
+            try:
+                report = engine.memory()
+            except EngineStopped:
+                continue
+            running, waiting = engine.num_sequences
+            sequences.add_metric((name, "running"), running)
+            sequences.add_metric((name, "waiting"), waiting)
+            for of in ("weights", "kv_used", "kv_reusable", "kv_allocated", "kv_budget", "workspace"):
+                held.add_metric((name, of), getattr(report, f"{of}_bytes"))
+        yield sequences
+        yield held

@@ -1,0 +1,86 @@
+"""The models that a server answers with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import cached_property
+
+from octavo.errors import ModelNotFound
+from octavo.server.chat.transcripts import MemoryTranscripts, TranscriptStore
+from octavo.server.settings import ServerSettings
+from octavo.server.tokens import TokenTexts
+from octavo.server.tools.formats import ToolFormat, format_of
+from octavo.sessions.engine import Engine
+
+
+class Model:
+    """A loaded model, and what the server derives from it.
+
+    Attributes:
+        transcripts: None where exact histories are switched off.
+    """
+
+    def __init__(self, engine: Engine, transcripts: TranscriptStore | None) -> None:
+        self.engine = engine
+        self.name = engine.name
+        self.transcripts = transcripts
+        self.created = int(time.time())
+        self.vocab_size = engine.vocab_size
+        self.texts = TokenTexts(engine.tokenizer)
+        self.fingerprint = f"fp_{engine.fingerprint.hex()[:16]}"
+
+    @property
+    def scope(self) -> str:
+        """Keeps transcripts of different models apart."""
+        return self.engine.fingerprint.hex()
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        return format_of(self.engine.chat_template)
+
+    @cached_property
+    def specials(self) -> dict[str, int]:
+        """Special tokens that belong to the format of calls."""
+        written = self.tool_format
+        text = written.begin + written.between + written.after_name + written.optional
+        return {
+            str(token.content): id_
+            for id_, token in self.engine.tokenizer.added_tokens_decoder.items()
+            if token.special and str(token.content) in text
+        }
+
+
+class Models:
+    """Models by name.
+
+    Args:
+        engines: the first one is asked for by nobody in particular.
+    """
+
+    def __init__(self, engines: list[Engine], settings: ServerSettings) -> None:
+        store = MemoryTranscripts(settings.transcript_bytes) if settings.exact_history else None
+        self._models = {engine.name: Model(engine, store) for engine in engines}
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models.values())
+
+    def engines(self) -> dict[str, Engine]:
+        """The engines that are loaded, by name."""
+        return {name: model.engine for name, model in self._models.items()}
+
+    def check(self) -> None:
+        """Raises EngineStopped unless every engine runs."""
+        for model in self._models.values():
+            model.engine.check()
+
+    def find(self, name: str) -> Model:
+        """The model of a name.
+
+        Raises:
+            ModelNotFound: it is not served here.
+        """
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(f"The server has no model {name!r}. It has {', '.join(self._models)}.")
+        return model

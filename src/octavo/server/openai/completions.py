@@ -1,0 +1,261 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.config import SamplingParams
+from octavo.engine.messages import Delta, Reply, TokenLogprob
+from octavo.server.http import JsonReply, event_stream, sse, sse_json, unless_gone, visit_of
+from octavo.server.merge import merged
+from octavo.server.models import Model, Models
+from octavo.server.openai.completions_schema import CompletionRequest
+from octavo.server.openai.schema import usage_of
+from octavo.server.problems import Problem, openai_error
+from octavo.server.report import note_reply, octavo_report
+from octavo.server.sampling import sampling, token_biases
+
+_FIM = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+)
+_DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One prompt of the request.
+
+    `echo` is its text if that begins the answer. With `scores` its tokens get log-probabilities, and nothing is
+    generated beyond what that takes when `generates` is not set.
+    """
+
+    ids: tuple[int, ...]
+    echo: str
+    params: SamplingParams
+    generates: bool
+    scores: int | None
+
+
+async def create_completion(models: Models, request: Request, body: CompletionRequest) -> Response:
+    """Goes on from the prompts, as one object or as a stream of chunks."""
+    model = models.find(body.model)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise Problem(
+            400, "best_of must be the same as n: answers are not ranked.", "invalid_value", "best_of"
+        )
+    asked = await asyncio.to_thread(_ask, model, body)
+    reply_id = f"cmpl-{secrets.token_hex(12)}"
+    if body.stream:
+        pieces = _chunks(asked, model, body, reply_id, request)
+        return await event_stream(request, pieces, lambda problem: sse_json(openai_error(problem)))
+    return await unless_gone(request, _whole(asked, model, body, reply_id, request))
+
+
+def _ask(model: Model, body: CompletionRequest) -> list[_Asked]:
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = sampling(
+        {
+            **body.common_sampling(),
+            "logit_bias": token_biases(body.logit_bias, model.vocab_size),
+            "max_tokens": max(max_tokens, 1),
+            "stop": stop,
+            "n": body.n,
+            "logprobs": body.logprobs,
+        }
+    )
+    asked = []
+    for prompt in body.prompts:
+        ids = _ids(model, prompt, body.suffix)
+        echo = (
+            (prompt if isinstance(prompt, str) else model.engine.tokenizer.decode(ids)) if body.echo else ""
+        )
+        scores = body.logprobs if body.echo else None
+        asked.append(_Asked(tuple(ids), echo, params, max_tokens > 0, scores))
+    return asked
+
+
+def _ids(model: Model, prompt: str | Sequence[int], suffix: str | None) -> Sequence[int]:
+    if suffix is None:
+        return model.engine.encode(prompt) if isinstance(prompt, str) else prompt
+    vocabulary = model.engine.tokenizer.added_tokens_encoder
+    marks = next((marks for marks in _FIM if all(mark in vocabulary for mark in marks)), None)
+    if marks is None:
+        raise Problem(
+            400,
+            f"{model.name} was not trained to fill in text between a prompt and a suffix: it has no tokens for it. "
+            "Leave suffix out, or take a model of code that has them.",
+            "unsupported_value",
+            "suffix",
+        )
+    if not isinstance(prompt, str):
+        raise Problem(400, "With a suffix the prompt must be text.", "invalid_value", "prompt")
+    before, after, middle = (vocabulary[mark] for mark in marks)
+
+    def encode(text: str) -> list[int]:
+        return list(model.engine.tokenizer.encode(text, add_special_tokens=False))
+
+    return [before, *encode(prompt), after, *encode(suffix), middle]
+
+
+async def _events(asked: _Asked, model: Model, namespace: str) -> AsyncGenerator[Delta, None]:
+    """The deltas of one prompt; the reply of the last one has the prompt's log-probabilities too."""
+    engine = model.engine
+    scored = None
+    if asked.scores is not None:
+        once = replace(asked.params, max_tokens=1, n=1, logprobs=None, stop=())
+        options = {"cache_namespace": namespace, "prompt_logprobs": asked.scores}
+        async with aclosing(engine.astream(asked.ids, once, **options)) as events:
+            async for event in events:
+                if isinstance(event, Delta) and event.reply is not None:
+                    scored = event.reply
+    async with aclosing(engine.astream(asked.ids, asked.params, cache_namespace=namespace)) as events:
+        async for event in events:
+            if not isinstance(event, Delta):
+                continue
+            if event.reply is not None and scored is not None:
+                event = replace(event, reply=replace(event.reply, prompt_logprobs=scored.prompt_logprobs))
+            yield event
+
+
+async def _whole(
+    asked: Sequence[_Asked], model: Model, body: CompletionRequest, reply_id: str, request: Request
+) -> Response:
+    visit = visit_of(request)
+
+    async def answer(one: _Asked) -> Reply:
+        async with aclosing(_events(one, model, visit.tenant.namespace)) as events:
+            async for event in events:
+                if event.reply is not None:
+                    return event.reply
+        raise AssertionError("events end with a reply or an error")
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(answer(one)) for one in asked]
+    replies = [_told(one, task.result()) for one, task in zip(asked, tasks, strict=True)]
+    choices: list[dict[str, Any]] = []
+    for one, reply in zip(asked, replies, strict=True):
+        note_reply(visit, model.name, reply)
+        for choice in reply.choices:
+            scores = [*(reply.prompt_logprobs or ()), *(choice.logprobs or ())]
+            ids = [*(one.ids if one.scores is not None else ()), *choice.token_ids]
+            choices.append(
+                {
+                    "index": len(choices),
+                    "text": one.echo + choice.text,
+                    "logprobs": None
+                    if body.logprobs is None
+                    else _logprobs(model, ids, scores, body.logprobs, 0),
+                    "finish_reason": _ending(choice.finish_reason),
+                }
+            )
+    completion: dict[str, Any] = {
+        "id": reply_id,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
+        "choices": choices,
+        "usage": usage_of(*replies),
+    }
+    if body.octavo is not None and body.octavo.why:
+        completion["octavo"] = [octavo_report(reply, None) for reply in replies]
+    return JsonReply(completion)
+
+
+def _told(asked: _Asked, reply: Reply) -> Reply:
+    """The reply without the one token that was generated for the sake of the prompt alone."""
+    if asked.generates:
+        return reply
+    empty = tuple(
+        replace(choice, text="", token_ids=(), finish_reason="length", logprobs=())
+        for choice in reply.choices
+    )
+    return replace(reply, choices=empty, usage=replace(reply.usage, completion_tokens=0))
+
+
+async def _chunks(
+    asked: Sequence[_Asked], model: Model, body: CompletionRequest, reply_id: str, request: Request
+) -> AsyncGenerator[bytes, None]:
+    visit = visit_of(request)
+    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    head = {
+        "id": reply_id,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
+    }
+    num_answers = body.n or 1
+    replies: list[Reply] = []
+    offsets: dict[int, int] = {}
+
+    def chunk(index: int, text: str, logprobs: Any = None, ending: str | None = None) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": ending}
+        return sse_json({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
+
+    sources = [_events(one, model, visit.tenant.namespace) for one in asked]
+    async with aclosing(merged(sources)) as events:
+        async for number, event in events:
+            one = asked[number]
+            index = number * num_answers + event.index
+            if index not in offsets:
+                offsets[index] = 0
+                if one.echo:
+                    offsets[index] = len(one.echo)
+                    yield chunk(index, one.echo)
+            text = event.text if one.generates else ""
+            logprobs = None
+            if event.logprobs and one.generates and body.logprobs is not None:
+                logprobs = _logprobs(model, event.token_ids, event.logprobs, body.logprobs, offsets[index])
+            offsets[index] += len(text)
+            ending = None if event.finish_reason is None else _ending(event.finish_reason)
+            if not one.generates:
+                ending = ending and "length"
+            if text or logprobs or ending:
+                yield chunk(index, text, logprobs, ending)
+            if event.reply is not None:
+                replies.append(_told(one, event.reply))
+                note_reply(visit, model.name, event.reply)
+    if with_usage:
+        yield sse_json({**head, "choices": [], "usage": usage_of(*replies)})
+    yield sse(b"[DONE]")
+
+
+def _logprobs(
+    model: Model,
+    ids: Sequence[int],
+    scores: Sequence[TokenLogprob | None],
+    num_top: int,
+    offset: int,
+) -> dict[str, Any]:
+    tokens = [model.texts.text(id_) for id_ in ids]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    top = [
+        None if score is None else {model.texts.text(id_): max(value, -9999.0) for id_, value in score.top}
+        for score in scores
+    ]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if score is None else max(score.logprob, -9999.0) for score in scores],
+        "top_logprobs": top if num_top else None,
+        "text_offset": offsets,
+    }
+
+
+def _ending(reason: str) -> str:
+    return "length" if reason == "length" else "stop"

@@ -1,0 +1,74 @@
+"""What the schemas of all interfaces have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_STOPS = 64
+MAX_TOOLS = 512
+
+
+class Schema(BaseModel):
+    """A part of a request or an answer. Values are not converted: `"1"` is no number."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class OctavoOptions(Schema):
+    """What only Octavo knows.
+
+    `why` adds the field `octavo` to the answer: what was reused, why not more was, how long it took.
+    `exact_history` set to false tokenises answers that come back as the text they are.
+    """
+
+    why: bool = False
+    exact_history: bool = True
+
+
+class WhyReport(Schema):
+    """Why less than everything known was reused; see `Why` in octavo.engine.messages."""
+
+    cause: str
+    position: int
+    num_recomputed_tokens: int
+    message: str
+
+
+class OctavoReport(Schema):
+    """What was reused, and why not more."""
+
+    history: Literal["exact", "retokenised"] | None
+    num_history_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    why: WhyReport | None
+    ttft_s: float
+    queue_s: float
+    total_s: float
+    exact: bool
+    seed: int
+    notes: list[str]
+
+
+class TextPart(Schema):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+JsonSchema = dict[str, Any]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+def text_of(content: Any) -> str:
+    """A content that is text or parts of text, as text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content)

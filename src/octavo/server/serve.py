@@ -1,0 +1,80 @@
+"""Running the server: it listens, and ends when running answers are finished."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from octavo.errors import InvalidRequest
+from octavo.server.gate import Gate
+from octavo.server.log import log
+from octavo.server.settings import ServerSettings
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but a signal to stop is obeyed and not raised again once it has stopped."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, _: object) -> None:
+        if self.should_exit:  # asked a second time: do not wait for running answers
+            self.force_exit = True
+        self.should_exit = True
+        log("stopping", signal=signal.Signals(number).name)
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """A socket bound to the settings' address.
+
+    Raises:
+        InvalidRequest: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise InvalidRequest(
+            f"The server cannot listen at {settings.host} port {settings.port}: {reason}. Take "
+            "another --host or --port."
+        ) from error
+    return listener
+
+
+def serve(app: Gate, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Answers requests until the process is told to stop by SIGINT or SIGTERM.
+
+    Then it takes no new ones, and running answers have `drain_s` seconds to finish.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=settings.drain_s,
+        timeout_keep_alive=65,
+    )
+
+    async def run() -> None:
+        ready()
+        await _Server(config).serve(sockets=[listener])
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(run())
+    log("stopped")

@@ -1,0 +1,42 @@
+"""Frozen settings of a server. Checked when made, never changed after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How a server listens and what it lets in.
+
+    Attributes:
+        host: address to listen at.
+        port: 0 takes a free one.
+        max_body_bytes: of a request.
+        max_requests: that are answered at once, waiting ones included; more are told to come again.
+        drain_s: seconds that running answers may take after the server was told to stop.
+        exact_history: answers that come back as text are read as the tokens that were generated.
+        transcript_bytes: of memory for those tokens, over all tenants; the longest unused go first.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = 32 << 20
+    max_requests: int = 256
+    drain_s: int = 30
+    exact_history: bool = True
+    transcript_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_body_bytes", 1),
+            ("max_requests", 1),
+            ("drain_s", 0),
+            ("transcript_bytes", 0),
+        ):
+            if getattr(self, name) < least:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        if not 0 <= self.port <= 65535:
+            raise InvalidRequest(f"port is {self.port}; it must be from 0 to 65535.")

@@ -1,0 +1,150 @@
+"""Reading calls from an answer while it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.server.tools.formats import ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """The name of a call is known; `number` counts the calls of an answer."""
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsText:
+    """More of the JSON text of a call's arguments."""
+
+    number: int
+    text: str
+
+
+Read = str | CallBegun | ArgumentsText
+_State = Callable[[list[Read]], bool]
+"""A step of reading: adds what it finds, and tells whether the next step may go on at once."""
+
+
+class CallReader:
+    """Tells text, calls and arguments apart in the text of one answer.
+
+    The answer follows the grammar of `call_grammar`; it may end anywhere. White space in front of a call is no
+    part of the text.
+    """
+
+    def __init__(self, tool_format: ToolFormat) -> None:
+        self._format = tool_format
+        self._number = -1
+        self._buffer = ""
+        self._state: _State = self._text
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self._said_text = False
+
+    def push(self, text: str) -> list[Read]:
+        """What `text` adds to the answer."""
+        self._buffer += text
+        found: list[Read] = []
+        while self._state(found):
+            pass
+        return found
+
+    def finish(self) -> list[Read]:
+        """The text that was held back because a call could have begun with it."""
+        if self._state == self._text and self._buffer.strip():
+            return [self._buffer]
+        return []
+
+    def _text(self, found: list[Read]) -> bool:
+        first = self._format.begin + (self._format.before_name if not self._format.anywhere else "")
+        buffer = self._buffer
+        if not self._format.anywhere:
+            buffer = self._buffer = buffer.removeprefix(self._format.optional)
+            if not self._said_text and buffer.startswith(first):
+                self._buffer = buffer[len(first) :]
+                self._state = self._name
+                return True
+            waits = not self._said_text and (
+                first.startswith(buffer) or self._format.optional.startswith(buffer)
+            )
+            place = 0 if waits else len(buffer)
+        else:
+            place = buffer.find(first)
+            if place >= 0:
+                self._say(buffer[:place].rstrip(), found)
+                self._buffer = buffer[place + len(first) :]
+                self._state = self._before_name
+                return True
+            place = self._begin_of_partial(buffer, first)
+            place = len(buffer[:place].rstrip())
+        self._say(buffer[:place], found)
+        self._buffer = buffer[place:]
+        return False
+
+    def _say(self, text: str, found: list[Read]) -> None:
+        if text:
+            self._said_text = True
+            found.append(text)
+
+    @staticmethod
+    def _begin_of_partial(text: str, whole: str) -> int:
+        for place in range(max(0, len(text) - len(whole) + 1), len(text)):
+            if whole.startswith(text[place:]):
+                return place
+        return len(text)
+
+    def _before_name(self, _: list[Read]) -> bool:
+        return self._skip(self._format.before_name, self._name)
+
+    def _name(self, found: list[Read]) -> bool:
+        name, after, rest = self._buffer.partition(self._format.after_name)
+        if not after:
+            return False
+        self._number += 1
+        found.append(CallBegun(self._number, name))
+        self._buffer = rest
+        self._depth, self._in_string, self._escaped = 0, False, False
+        self._state = self._arguments
+        return True
+
+    def _arguments(self, found: list[Read]) -> bool:
+        for place, char in enumerate(self._buffer):
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif char == "\\":
+                    self._escaped = True
+                elif char == '"':
+                    self._in_string = False
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    found.append(ArgumentsText(self._number, self._buffer[: place + 1]))
+                    self._buffer = self._buffer[place + 1 :]
+                    self._state = self._after_call
+                    return True
+        if self._buffer:
+            found.append(ArgumentsText(self._number, self._buffer))
+            self._buffer = ""
+        return False
+
+    def _after_call(self, _: list[Read]) -> bool:
+        return self._skip(self._format.after_call, self._between)
+
+    def _between(self, _: list[Read]) -> bool:
+        return bool(self._buffer) and self._skip(self._format.between, self._before_name)
+
+    def _skip(self, expected: str, then: _State) -> bool:
+        if not self._buffer.startswith(expected):
+            return False
+        self._buffer = self._buffer[len(expected) :]
+        self._state = then
+        return True

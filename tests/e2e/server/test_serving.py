@@ -1,0 +1,276 @@
+"""What a server does around its answers: who may ask, how much, what it logs, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from .conftest import PATIENCE_S, Served, metrics, served
+
+pytestmark = pytest.mark.bundled
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+BODY = {"model": "smollm2", "messages": QUESTION, "temperature": 0, "max_tokens": 8}
+LONG = {**BODY, "max_tokens": 2000, "stream": True, "logit_bias": {"2": -100, "0": -100}}
+CHAT = "/v1/chat/completions"
+
+
+def octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "octavo.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two keys by name, and their file."""
+    file = tmp_path_factory.mktemp("keys") / "keys.txt"
+    made = {name: octavo("key", name, "--file", str(file)).stdout.strip() for name in ("ada", "bob")}
+    return {**made, "file": str(file)}
+
+
+@pytest.fixture(scope="module")
+def locked(keys: dict[str, str]) -> Iterator[Served]:
+    """A server with keys and small limits."""
+    options = ("--api-key-file", keys["file"], "--max-body", "100KiB", "--max-requests", "4")
+    with served(*options, OCTAVO_API_KEY="from-the-environment") as server:
+        yield server
+        assert server.stop() == 0
+        text = json.dumps(server.lines)
+        assert [line for line in server.lines if line["level"] == "error"] == []
+        assert not any(key in text for key in ("from-the-environment", keys["ada"], keys["bob"]))
+
+
+def test_keys_are_stored_as_hashes_in_a_file_for_the_owner_alone(keys: dict[str, str]) -> None:
+    file = Path(keys["file"])
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert keys["ada"] not in file.read_text()
+    again = octavo("key", "ada", "--file", str(file))
+    assert again.returncode == 2
+    assert "'ada' already" in again.stderr
+
+
+def test_only_who_has_a_key_gets_an_answer(locked: Served, keys: dict[str, str]) -> None:
+    with locked.http() as http:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"x-api-key": "wrong"},
+            {"Authorization": "Basic x"},
+        ):
+            for path in (CHAT, "/v1/models", "/openapi.json", "/nonsense"):
+                reply = http.request("POST" if path == CHAT else "GET", path, headers=headers)
+                assert reply.status_code == 401, path
+                assert reply.json()["error"]["code"] == "invalid_api_key"
+        for headers in (
+            {"Authorization": f"Bearer {keys['ada']}"},
+            {"x-api-key": keys["bob"]},
+            {"authorization": "bearer from-the-environment"},
+        ):
+            assert http.post(CHAT, json=BODY, headers=headers).status_code == 200
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.get("/ready").json() == {"status": "ok"}
+        reply = http.post(CHAT, json=BODY, headers={"x-api-key": keys["ada"]})
+    assert locked.logged(reply.headers["x-request-id"])["tenant"] == "ada"
+
+
+def test_tenants_reuse_nothing_of_each_other(locked: Served, keys: dict[str, str]) -> None:
+    messages = [{"role": "user", "content": "A secret: the treasure lies under the old oak tree. " * 8}]
+    cached = {}
+    for name in ("ada", "bob", "ada"):
+        with locked.openai(api_key=keys[name]) as client:
+            reply = client.chat.completions.create(
+                **{**BODY, "messages": messages}, extra_body={"octavo": {"why": True}}
+            )
+            cached.setdefault(name, []).append(reply.usage.prompt_tokens_details.cached_tokens)
+            again = [*messages, reply.choices[0].message, {"role": "user", "content": "Where?"}]
+    assert cached["bob"] == [0]
+    assert cached["ada"] == [0, reply.usage.prompt_tokens - 1]
+    for name, history in (("bob", "retokenised"), ("ada", "exact")):
+        # Bob has not generated this conversation, although Ada has.
+        with locked.openai(api_key=keys[name]) as client:
+            again[0] = {"role": "user", "content": f"{messages[0]['content']}"}
+            options = {"octavo": {"why": True}}
+            if name == "bob":
+                again = [{"role": "user", "content": "Only Ada said this."}, *again[1:]]
+                other = client.chat.completions.create(**{**BODY, "messages": again}, extra_body=options)
+                again[0] = messages[0]
+            else:
+                other = client.chat.completions.create(**{**BODY, "messages": again}, extra_body=options)
+            assert other.octavo["history"] == history
+
+
+def test_bodies_and_requests_are_limited(locked: Served, keys: dict[str, str]) -> None:
+    headers = {"x-api-key": keys["ada"]}
+    with locked.http(headers=headers) as http:
+        large = http.post(CHAT, json={**BODY, "messages": [{"role": "user", "content": "x" * 200_000}]})
+        assert large.status_code == 413
+        assert "102,400 bytes" in large.json()["error"]["message"]
+
+        def pieces() -> Iterator[bytes]:  # of a length that is not told beforehand
+            for _ in range(200):
+                yield b" " * 1000
+
+        assert http.post(CHAT, content=pieces()).status_code == 413
+        streams = [http.stream("POST", CHAT, json=LONG) for _ in range(4)]
+        for stream in streams:
+            assert stream.__enter__().status_code == 200
+        busy = http.post(CHAT, json=BODY)
+        assert (busy.status_code, busy.headers["retry-after"]) == (429, "1")
+        for stream in streams:
+            stream.__exit__(None, None, None)
+        until(lambda: http.post(CHAT, json=BODY).status_code == 200)
+
+
+def until(true: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "said"),
+    [
+        ("GET", "/nothing", None, 404, "no such path"),
+        ("GET", CHAT, None, 405, "does not take this method"),
+        ("POST", CHAT, b"{", 400, "not valid JSON"),
+        ("POST", CHAT, b"", 400, "body is missing"),
+        ("POST", CHAT, b"[1]", 400, "JSON object"),
+        ("POST", CHAT, b"\xff\xfe", 400, ""),
+        ("POST", CHAT, b"[" * 50_000, 400, ""),
+        ("POST", CHAT, b'{"seed": ' + b"9" * 5000 + b"}", 400, ""),
+        ("POST", CHAT, b'{"model": "smollm2", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, "content"),
+        ("POST", CHAT, b'{"model": "\\ud800", "messages": [{"role": "user", "content": "x"}]}', 404, "no model"),
+        ("POST", CHAT, b'{"model": "other", "messages": [{"role": "user", "content": "x"}]}', 404, "no model 'other'"),
+    ],
+)  # fmt: skip
+def test_a_broken_request_gets_an_error_in_the_right_shape(
+    server: Served, method: str, path: str, content: bytes | None, status: int, said: str
+) -> None:
+    with server.http() as http:
+        reply = http.request(method, path, content=content, headers={"Content-Type": "application/json"})
+    assert reply.status_code == status
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert said in error["message"]
+
+
+def test_a_form_of_a_web_page_is_no_request(server: Served) -> None:
+    """Browsers send these to any address without asking it first."""
+    with server.http() as http:
+        reply = http.post(CHAT, content=json.dumps(BODY), headers={"Content-Type": "text/plain"})
+        assert reply.status_code == 400
+        assert "application/json" in reply.json()["error"]["message"]
+        other = http.get("/v1/models", headers={"Host": "evil.example:8000"})
+        assert (other.status_code, other.json()["error"]["code"]) == (403, "wrong_host")
+
+
+def test_the_log_tells_what_was_reused_and_nothing_that_was_said(server: Served) -> None:
+    with server.http() as http:
+        reply = http.post(CHAT, json={**BODY, "messages": [{"role": "user", "content": "Xylophone?"}]})
+    line = server.logged(reply.headers["x-request-id"])
+    assert (line["status"], line["path"], line["model"], line["level"]) == (200, CHAT, "smollm2", "info")
+    assert line["prompt_tokens"] == reply.json()["usage"]["prompt_tokens"]
+    assert line["completion_tokens"] == reply.json()["usage"]["completion_tokens"]
+    assert line["duration_ms"] >= line["ttft_ms"] > 0
+    assert "Xylophone" not in json.dumps(server.lines)
+
+
+def test_clients_that_go_leave_nothing_behind(server: Served) -> None:
+    """Connections cut at any moment: while the request is sent, waits, is read or is answered."""
+    chance = random.Random(7)
+    until(lambda: is_idle(server))
+    before = metrics(server)
+    address = httpx2.URL(server.url)
+    for number in range(40):
+        body = {**LONG, "stream": number % 3 != 0}
+        body["messages"] = [
+            {"role": "user", "content": f"Number {number}. " + "word " * chance.randrange(400)}
+        ]
+        payload = json.dumps(body).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        data = f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload
+        with socket.create_connection((address.host, address.port)) as connection:
+            if number % 5 == 0:
+                connection.sendall(data[: chance.randrange(len(data))])
+            else:
+                connection.sendall(data)
+                connection.settimeout(chance.choice((0.001, 0.02, 0.1, 0.3)))
+                try:
+                    while connection.recv(4096):
+                        pass
+                except TimeoutError:
+                    pass
+    until(lambda: is_idle(server))
+    after = metrics(server)
+    assert after["octavo_tasks"] <= before["octavo_tasks"]
+    assert after["octavo_requests_gone_total"] > before["octavo_requests_gone_total"]
+
+
+def is_idle(server: Served) -> bool:
+    """No request, sequence or block in use; the reading of the metrics itself is one request."""
+    now = metrics(server)
+    return now["octavo_requests_open"] == 1 and not any(
+        now[f'octavo_{what}"smollm2",{rest}']
+        for what, rest in (
+            ("sequences{model=", 'state="running"}'),
+            ("sequences{model=", 'state="waiting"}'),
+            ("memory_bytes{model=", 'of="kv_used"}'),
+        )
+    )
+
+
+def test_running_answers_are_finished_before_the_server_ends() -> None:
+    with served() as server, server.openai() as client:
+        stream = client.chat.completions.create(**{**BODY, "max_tokens": 40, "stream": True})
+        text = next(iter(stream)).choices[0].delta.content
+        server.process.send_signal(signal.SIGTERM)
+        refused = False
+        ends = []
+        for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+            ends.append(chunk.choices[0].finish_reason)
+            if not refused:
+                time.sleep(0.3)
+                with pytest.raises(openai.APIConnectionError), server.openai() as other:
+                    other.models.list()
+                refused = True
+        assert "Paris" in text
+        assert ends[-1] == "stop"
+        assert server.process.wait(PATIENCE_S) == 0
+        assert [line["event"] for line in server.lines if line["event"] in ("stopping", "stopped")] == [
+            "stopping",
+            "stopped",
+        ]
+
+
+def test_the_server_is_not_opened_to_others_by_accident(tmp_path: Path) -> None:
+    refused = octavo("serve", "smollm2", "--host", "0.0.0.0")
+    assert refused.returncode == 2
+    assert "--api-key" in refused.stderr
+    assert "--without-key" in refused.stderr
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = octavo("serve", "smollm2", "--port", port)
+    assert result.returncode == 2
+    assert f"port {port}" in result.stderr
+    file = tmp_path / "keys"
+    file.write_text("ada my-secret-key\n")
+    result = octavo("serve", "smollm2", "--api-key-file", str(file))
+    assert (result.returncode, "my-secret-key" in result.stderr) == (2, False)
+    assert "Line 1" in result.stderr
