@@ -88,6 +88,7 @@ struct Step {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // a model that lives until the process ends is no leak
   m.doc() = "Octavo's native kernels.";
   m.attr("BLOCK_SIZE") = kBlockSize;
   m.attr("PARTITION_BLOCKS") = kPartitionBlocks;

@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from octavo.errors import InvalidRequest
 
 DtypeChoice = Literal["auto", "bf16", "fp32"]
+WeightsChoice = Literal["auto", "bf16", "fp32", "int8", "int4"]
 OverflowChoice = Literal["stop", "drop-oldest"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
@@ -72,6 +73,9 @@ class EngineConfig:
 
     Attributes:
         dtype: compute dtype; `auto` takes bf16 where the CPU has it in hardware, else fp32.
+        weights: how weights are held. `auto` leaves a GGUF file's packed as they are, and takes the compute dtype for
+            all others; `bf16` and `fp32` are dense, also of a GGUF file, and are then the compute dtype too; `int8`
+            and `int4` quantise linear layers with dense weights when the model is loaded.
         kv_memory_bytes: budget of the key-value cache; `None` takes a share of free memory.
         kv_disk_bytes: what keys and values may take on disk; 0 keeps them off it.
         kv_format: how sealed blocks are encoded: `int8`, `k8v4`, `int4`, `bf16`, `fp32`, or `raw` for the compute
@@ -87,6 +91,7 @@ class EngineConfig:
     """
 
     dtype: DtypeChoice = "auto"
+    weights: WeightsChoice = "auto"
     kv_memory_bytes: int | None = None
     kv_disk_bytes: int = 0
     kv_format: str = "int8"
@@ -105,12 +110,13 @@ class EngineConfig:
                 *("kv_memory_bytes", "kv_disk_bytes"),
                 *("context", "threads", "max_running", "max_step_tokens"),
             ),
-            "a string": ("dtype", "kv_format", "device", "kernels"),
+            "a string": ("dtype", "weights", "kv_format", "device", "kernels"),
             "True or False": ("cache", "debug_fill"),
         }
         _check_kinds(self, kinds, optional=("kv_memory_bytes", "context", "threads"))
         if self.kernels not in ("auto", "native", "reference"):
             raise InvalidRequest(f"kernels is {self.kernels!r}; it must be auto, native or reference.")
+        check_weights(self.weights, self.dtype, self.device)
         for name in ("context", "threads", "kv_memory_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -120,6 +126,26 @@ class EngineConfig:
         for name in ("max_running", "max_step_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least 1.")
+
+
+def check_weights(weights: str, dtype: str, device: str = "cpu") -> None:
+    """Checks that weights can be held as asked.
+
+    Raises:
+        InvalidRequest: there is no such choice, or it contradicts the compute dtype or the device.
+    """
+    if weights not in get_args(WeightsChoice):
+        raise InvalidRequest(f"weights is {weights!r}; it must be auto, bf16, fp32, int8 or int4.")
+    if weights in ("bf16", "fp32") and dtype not in ("auto", weights):
+        raise InvalidRequest(
+            f"weights is {weights} and dtype is {dtype}, and dense weights are held in the dtype that computes. Give "
+            "both the same, or leave one of them out."
+        )
+    if weights in ("int8", "int4") and device != "cpu":
+        raise InvalidRequest(
+            f"weights is {weights} and device is {device}, and packed weights are multiplied on the CPU only. Use "
+            "weights bf16 or fp32 there."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,16 @@ def to_llama_cpp(arch, name, weight, config):
 
 
 def write_gguf(
-    path, model, arch="llama", kind=T.F32, *, metadata=None, tensors=None, leave_out=(), tokenizer=None
+    path,
+    model,
+    arch="llama",
+    kind=T.F32,
+    *,
+    metadata=None,
+    tensors=None,
+    leave_out=(),
+    tokenizer=None,
+    pack=quantize,
 ):
     """Write the model.
 
@@ -81,6 +90,7 @@ def write_gguf(
         tensors: name -> (values, type), besides the model's own.
         leave_out: names of tensors not to write.
         tokenizer: of `model`, `pre`, `template`, `bos` and `tokens`, what is not as usual.
+        pack: makes rows of a type from a matrix.
     """
     config = model.config
     heads, width = config.num_attention_heads, config.hidden_size
@@ -126,7 +136,7 @@ def write_gguf(
             continue
         values = to_llama_cpp(arch, name, parameter.float().numpy(), config)
         packed = kind if values.ndim == 2 else T.F32
-        writer.add_tensor(to, quantize(np.ascontiguousarray(values), packed), raw_dtype=packed)
+        writer.add_tensor(to, pack(np.ascontiguousarray(values), packed), raw_dtype=packed)
     for to, (values, packed) in (tensors or {}).items():
         writer.add_tensor(to, values, raw_dtype=packed)
     writer.write_header_to_file()

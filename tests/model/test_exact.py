@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from cache_driver import CacheDriver
 from families import FAMILIES, VOCAB, tiny_loaded
+from gguf_files import TOKENS, T
+from packed_files import save_folder, write_packed
 from variants import Prompt, chunked, compute, every_variant, uncached
 
 from octavo.models.load import load_model
+from octavo.models.packed import PACKED_TYPES
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES = [
@@ -40,11 +45,32 @@ def test_families(family: str, kv_format: str, dtype: str) -> None:
     check_all(driver, prompt)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("held", [*sorted(PACKED_TYPES), "int8", "int4"])
+def test_packed_weights(held: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However weights are packed: a file's types as they are, and dense weights quantised when loaded."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    if held in PACKED_TYPES:
+        loaded = load_model(write_packed(tmp_path / "tiny.gguf", T[held]), dtype=dtype)
+    else:
+        loaded = load_model(save_folder(tmp_path / "tiny"), dtype=dtype, weights=held)
+    driver = CacheDriver(loaded, kv_format="int8")
+    prompt = compute(
+        driver, torch.randint(5, len(TOKENS), (101,), generator=torch.Generator().manual_seed(1)).tolist()
+    )
+    uncached(driver, prompt, (1, 2, 33, 101))
+    chunked(driver, prompt, 1)
+    check_all(driver, prompt)
+
+
 @pytest.mark.bundled
-@pytest.mark.parametrize(("dtype", "kv_format"), [("bf16", "int8"), ("bf16", "bf16"), ("fp32", "int8")])
-def test_smollm2(dtype: str, kv_format: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "weights", "kv_format"),
+    [("bf16", "auto", "int8"), ("bf16", "bf16", "bf16"), ("fp32", "auto", "int8"), ("fp32", "fp32", "int8")],
+)
+def test_smollm2(dtype: str, weights: str, kv_format: str) -> None:
     """A few tokens of the model that `make exact` takes many of: its layers are as wide as real ones."""
-    loaded = load_model("smollm2", dtype=dtype)
+    loaded = load_model("smollm2", dtype=dtype, weights=weights)
     text = "<|im_start|>user\nHow was paper made before machines, and who made it?<|im_end|>\n" * 5
     driver = CacheDriver(loaded, kv_format=kv_format, budget_bytes=256 << 20)
     prompt = compute(driver, loaded.tokenizer.encode(text)[:70])

@@ -72,7 +72,7 @@ def test_equals_transformers_uncached(family, kernels):
 
 @pytest.mark.bundled
 def test_the_bundled_model_equals_transformers_uncached():
-    loaded = load_model("smollm2", dtype="fp32")
+    loaded = load_model("smollm2", dtype="fp32", weights="fp32")
     token_ids = loaded.tokenizer.encode(
         "The history of the book begins with clay tablets, then papyrus rolls. " * 8
     )

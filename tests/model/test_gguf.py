@@ -61,7 +61,7 @@ def test_an_output_matrix_of_its_own_is_kept_apart(tmp_path):
 )
 def test_weights_are_what_the_gguf_package_reads(kind, dtype, tmp_path):
     model = make_model()
-    loaded = load_model(write_gguf(tmp_path / "tiny.gguf", model, kind=kind), dtype=dtype)
+    loaded = load_model(write_gguf(tmp_path / "tiny.gguf", model, kind=kind), dtype=dtype, weights=dtype)
     wanted = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
     for (name, weight), original in zip(loaded.model.named_parameters(), model.parameters(), strict=True):
         packed = kind if original.ndim == 2 else T.F32
@@ -110,7 +110,7 @@ def test_a_file_with_k_quants_is_loaded(tmp_path):
         tensors={"blk.0.ffn_gate.weight": (packed, T.Q6_K)},
         leave_out={"blk.0.ffn_gate.weight"},
     )
-    weight = load_model(path, dtype="fp32").model.model.layers[0].mlp.gate_proj.weight
+    weight = load_model(path, dtype="fp32", weights="fp32").model.model.layers[0].mlp.gate_proj.weight
     assert torch.equal(weight, torch.from_numpy(dequantize(packed, T.Q6_K)))
 
 
@@ -191,13 +191,13 @@ def test_digits_are_split_off_before_spaces_are_joined(tmp_path):
 
 def test_memory_is_asked_for_before_anything_is_loaded(llama, monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100_000))
-    with pytest.raises(NotEnoughMemory, match=r"need 0\.3 MB in fp32, and 0\.1 MB of memory is free"):
+    with pytest.raises(NotEnoughMemory, match=r"need 0\.3 MB, and 0\.1 MB of memory is free"):
         load_model(llama.path, dtype="fp32")
 
 
 @pytest.fixture(scope="module")
 def smollm2():
-    return load_model("smollm2", dtype="bf16")
+    return load_model("smollm2", dtype="bf16", weights="bf16")
 
 
 @pytest.mark.bundled

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from cache_driver import CacheDriver
 
+from octavo.models.packed import PackedEmbedding
 from octavo.spec import BLOCK_SIZE
+
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -195,13 +199,27 @@ def beside_aborted(driver: CacheDriver, prompt: Prompt, at: int) -> None:
             driver.manager.free(each)
 
 
+@contextmanager
+def nan_embedding(driver: CacheDriver, token: int) -> Iterator[None]:
+    """A token's embedding is NaN inside the block."""
+    embedding = driver.prepared.model.get_input_embeddings()
+    if isinstance(embedding, PackedEmbedding):
+        rows = embedding.rows
+        with mock.patch.object(
+            embedding, "rows", lambda ids: rows(ids).masked_fill((ids == token)[:, None], NAN)
+        ):
+            yield
+        return
+    kept = embedding.weight[token].clone()
+    embedding.weight[token] = NAN
+    yield
+    embedding.weight[token] = kept
+
+
 def beside_nan(driver: CacheDriver, prompt: Prompt, chunk: int = 50) -> None:
     """Neighbours whose keys, values and logits are NaN; then the prompt takes the pages that they left."""
     token = 4
-    weight = driver.prepared.model.get_input_embeddings().weight
-    kept = weight[token].clone()
-    with emptied(driver):
-        weight[token] = float("nan")
+    with emptied(driver), nan_embedding(driver, token):
         table, early, late = (driver.start(ids) for ids in (prompt.token_ids, [token], [token]))
         for start in range(0, len(prompt), chunk):
             part = prompt.token_ids[start : start + chunk]
@@ -211,8 +229,7 @@ def beside_nan(driver: CacheDriver, prompt: Prompt, chunk: int = 50) -> None:
             prompt.check(start + len(part) - 1, logits[1:2])
         for each in (table, early, late):
             driver.manager.free(each)
-        driver.manager.clear()
-        weight[token] = kept
+    with emptied(driver):
         table = driver.start(prompt.token_ids)
         (rows,) = driver.step_rows((table, prompt.token_ids))
         prompt.check(0, rows)

@@ -50,12 +50,14 @@ def test_what_is_like_a_number_is_one() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"foo": 1}, "There is no engine setting 'foo'. There are dtype, kv_format,"),
+        ({"foo": 1}, "There is no engine setting 'foo'. There are dtype, weights,"),
         ({"kv_memory_bytes": 4}, "There is no engine setting 'kv_memory_bytes'. Did you mean kv_memory?"),
         ({"thread": 2}, "There is no engine setting 'thread'. Did you mean threads?"),
         ({"context": "3"}, "context is '3', of type str; it must be an integer, or None."),
         ({"kv_memory": 1.5}, "1.5 is not a size."),
         ({"cache": None}, "cache is None, of type NoneType; it must be True or False."),
+        ({"weights": "int3"}, "weights is 'int3'; it must be auto, bf16, fp32, int8 or int4."),
+        ({"weights": "fp32", "dtype": "bf16"}, "weights is fp32 and dtype is bf16"),
         ({"kernels": "fast"}, "kernels is 'fast'; it must be auto, native or reference."),
         ({"device": 3}, "device is 3, of type int; it must be a string."),
         ({"device": "banana"}, "Torch has no device 'banana'. Use cpu, or for example cuda."),

@@ -148,9 +148,10 @@ def _read_saved(path: Path) -> dict[str, Any]:
 
 
 def _greet(engine: Engine, terminal: Terminal, conversation: Conversation) -> None:
+    memory = engine.memory()
     terminal.remark(
-        f"{engine.name} · {engine.context:,} tokens of context · "
-        f"weights {size(engine.memory().weights_bytes)} · /help for help, Ctrl-D to quit"
+        f"{engine.name} · {engine.context:,} tokens of context · weights {size(memory.weights_bytes)} "
+        f"({memory.weights}) · /help for help, Ctrl-D to quit"
     )
     if conversation.num_turns:
         terminal.remark(f"The conversation goes on after {count(conversation.num_turns, 'turn')}.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli.load import no_garbage_collection
+from octavo.cli.options import Weights, WeightsOption
 from octavo.cli.render import count, size
 from octavo.cli.terminal import Terminal
 from octavo.config import EngineConfig
@@ -20,6 +21,7 @@ from octavo.errors import EngineError, OctavoError
 from octavo.models import catalog, store
 
 if TYPE_CHECKING:
+    from octavo.config import WeightsChoice
     from octavo.models.check import Exactness
     from octavo.models.loaded import Source
 
@@ -54,6 +56,7 @@ def doctor(
             help="A model to load and check for exactness on this machine.",
         ),
     ] = None,
+    weights: WeightsOption = Weights.auto,
     json: Annotated[bool, typer.Option("--json", help="The report as one JSON object on one line.")] = False,
 ) -> int:
     """Report what this machine has for the engine, and what is wrong.
@@ -71,7 +74,7 @@ def doctor(
     try:
         with no_garbage_collection():
             _libraries(report)
-            _exactness(report, source, terminal)
+            _exactness(report, source, weights.value, terminal)
     except (ImportError, OctavoError) as error:
         report.problems.append(str(error))
     if json:
@@ -170,7 +173,7 @@ def _libraries(report: Report) -> None:
         )
 
 
-def _exactness(report: Report, source: Source | None, terminal: Terminal) -> None:
+def _exactness(report: Report, source: Source | None, weights: WeightsChoice, terminal: Terminal) -> None:
     """Checks the model of `source`, or looks up what is remembered."""
     from octavo.models import check
 
@@ -179,7 +182,7 @@ def _exactness(report: Report, source: Source | None, terminal: Terminal) -> Non
         parts = check.remembered(max_rows)
         result = check.judge(parts) if parts else None
     else:
-        result = _measure(source, max_rows, terminal)
+        result = _measure(report, source, weights, max_rows, terminal)
     report.values["exactness"] = {
         "model": None if source is None else source.name,
         "exact": None if result is None else result.exact,
@@ -189,14 +192,24 @@ def _exactness(report: Report, source: Source | None, terminal: Terminal) -> Non
         report.problems.append(result.reason)
 
 
-def _measure(source: Source, max_rows: int, terminal: Terminal) -> Exactness:
+def _measure(
+    report: Report, source: Source, weights: WeightsChoice, max_rows: int, terminal: Terminal
+) -> Exactness:
     from octavo.models.check import check_exactness
     from octavo.models.load import load_model
     from octavo.models.prepare import prepare_model, resolve_dtype
 
     with terminal.bars() as bars:
-        loaded = load_model(source, dtype=resolve_dtype("auto"), progress=bars)
-        return check_exactness(prepare_model(loaded), max_rows=max_rows, progress=bars, fresh=True)
+        dtype = resolve_dtype("auto", weights=weights)
+        loaded = load_model(source, dtype=dtype, weights=weights, progress=bars)
+        report.advice += loaded.notices
+        prepared = prepare_model(loaded)
+        report.values["weights"] = {
+            "held_as": prepared.identity["weights"],
+            "size_bytes": prepared.weights_bytes,
+            "dtype": dtype,
+        }
+        return check_exactness(prepared, max_rows=max_rows, progress=bars, fresh=True)
 
 
 def _lines(report: Report) -> list[str]:
@@ -223,6 +236,11 @@ def _lines(report: Report) -> list[str]:
     cache = values["model_cache"]
     if cache is not None:
         rows.append(("Model cache", f"{cache['path']}, {size(cache['size_bytes'])}"))
+    if "weights" in values:
+        held = values["weights"]
+        rows.append(
+            ("Weights", f"{size(held['size_bytes'])}, {held['held_as']}, computing in {held['dtype']}")
+        )
     if "exactness" in values:
         rows.append(("Exactness", _exactness_text(values["exactness"], values["threads"]["used"])))
     width = max(len(name) for name, _ in rows)

@@ -31,6 +31,8 @@ def opened(model: str, settings: dict[str, Any], terminal: Terminal) -> Iterator
             catalog.pull(source, bars)
         with no_garbage_collection():
             engine = make_engine(model, progress=bars, **settings)
+    for notice in engine.notices:
+        terminal.remark(notice)
     with engine:
         yield engine
 

@@ -36,6 +36,26 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
+class Weights(StrEnum):
+    """The choices of `--weights`."""
+
+    auto = "auto"
+    bf16 = "bf16"
+    fp32 = "fp32"
+    int8 = "int8"
+    int4 = "int4"
+
+
+WeightsOption = Annotated[
+    Weights,
+    typer.Option(
+        help="How weights are held: auto leaves those of a GGUF file packed and takes the compute dtype for others; "
+        "bf16 and fp32 unpack a file; int8 and int4 quantise dense weights.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
+
 class KvFormat(StrEnum):
     """The choices of `--kv-format`."""
 
@@ -62,6 +82,7 @@ class EngineOptions:
         Dtype,
         typer.Option(help="Compute dtype; auto is bf16 where the CPU has it.", rich_help_panel=_ENGINE),
     ] = Dtype.auto
+    weights: WeightsOption = Weights.auto
     kv_memory: Annotated[
         str | None,
         typer.Option(
@@ -123,6 +144,7 @@ class EngineOptions:
         """
         settings: dict[str, Any] = {
             "dtype": self.dtype.value,
+            "weights": self.weights.value,
             "kv_format": self.kv_format.value,
             "context": self.context,
             "cache": not self.no_cache,

@@ -58,7 +58,7 @@ def summary(reply: Reply, *, temperature: float) -> str:
     if timings.decode_tokens_per_s:
         speed = timings.decode_tokens_per_s
         parts.append(f"{speed:.0f} tok/s" if speed >= 9.95 else f"{speed:.1f} tok/s")
-    parts.append(f"weights {size(memory.weights_bytes)}")
+    parts.append(f"weights {size(memory.weights_bytes)} ({memory.weights})")
     parts.append(
         f"KV cache {size(memory.kv_allocated_bytes)} "
         f"({memory.kv_format}, {memory.kv_bytes_per_token:,} B a token)"
@@ -82,7 +82,7 @@ def memory_lines(memory: MemoryReport) -> list[str]:
     """What is held, weights apart from the cache, one line each."""
     disk = memory.disk
     rows = [
-        ("Weights", size(memory.weights_bytes), ""),
+        ("Weights", size(memory.weights_bytes), memory.weights),
         ("KV cache", size(memory.kv_allocated_bytes), f"of at most {size(memory.kv_budget_bytes)}"),
         ("  in use", size(memory.kv_used_bytes), "by answers that are being written"),
         ("  reusable", size(memory.kv_reusable_bytes), "kept so that it is not computed again"),

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.options import Model
+from octavo.cli.options import Model, Weights
 from octavo.cli.render import count
 from octavo.cli.terminal import Terminal
 from octavo.cli.text import names, numbers, read_file
+from octavo.config import check_weights
 from octavo.errors import InvalidRequest
 from octavo.models import catalog
 
@@ -49,6 +50,13 @@ def verify(
             metavar="N", help="Windows of each context. Without it, 4,096 tokens or a whole window."
         ),
     ] = None,
+    weights: Annotated[
+        Weights,
+        typer.Option(
+            help="How weights are held, as for run; by default as float32 numbers, so that the format is all that "
+            "differs from the most exact arithmetic."
+        ),
+    ] = Weights.fp32,
     max_kld: Annotated[
         float, typer.Option(metavar="X", help="Mean divergence that a recommended format may have.")
     ] = _MAX_KLD,
@@ -62,6 +70,7 @@ def verify(
     """
     if not max_kld >= 0:
         raise InvalidRequest(f"--max-kld is {max_kld}; it must be 0 or more.")
+    check_weights(weights.value, "fp32")
     lengths, batches = numbers("--contexts", contexts), numbers("--batch", batch)
     given = None if text is None else read_file(text, "The text")
     terminal = Terminal(json=json)
@@ -73,7 +82,7 @@ def verify(
         from octavo.models.load import load_model
 
         settings = VerifySettings(tuple(names(formats)), lengths, batches, windows)
-        loaded = load_model(source, dtype="fp32", progress=bars)
+        loaded = load_model(source, dtype="fp32", weights=weights.value, progress=bars)
         scores = compare(loaded, default_text() if given is None else given, settings, bars)
     if max(lengths) > loaded.context_length:
         terminal.remark(
@@ -81,12 +90,15 @@ def verify(
         )
     best = recommend(scores, max_kld)
     if json:
-        terminal.print_json(_as_json(loaded.name, scores, max_kld, best))
+        terminal.print_json(_as_json(loaded.name, weights, scores, max_kld, best))
         return
-    _print(terminal, loaded.name, scores, max_kld, best)
+    name = loaded.name if weights is Weights.fp32 else f"{loaded.name} (--weights {weights.value})"
+    _print(terminal, name, scores, max_kld, best)
 
 
-def _as_json(name: str, scores: Sequence[FormatScore], max_kld: float, best: str | None) -> dict[str, Any]:
+def _as_json(
+    name: str, weights: Weights, scores: Sequence[FormatScore], max_kld: float, best: str | None
+) -> dict[str, Any]:
     # JSON has no infinity.
     results = [
         {
@@ -95,7 +107,13 @@ def _as_json(name: str, scores: Sequence[FormatScore], max_kld: float, best: str
         }
         for score in scores
     ]
-    return {"model": name, "max_kld": max_kld, "recommended": best, "results": results}
+    return {
+        "model": name,
+        "weights": weights.value,
+        "max_kld": max_kld,
+        "recommended": best,
+        "results": results,
+    }
 
 
 def _print(

@@ -215,6 +215,7 @@ class EngineCore:
             workspace_bytes=self._runner.workspace_bytes + self._tiers.tier.queue_bytes,
             kv_format=str(self._identity["format"]),
             disk=self._tiers.tier.report(),
+            weights=str(self._identity["weights"]),
         )
 
     def clear(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import queue
 import threading
@@ -30,6 +31,8 @@ from octavo.models.prepare import check_device, resolve_dtype
 
 if TYPE_CHECKING:
     from octavo.engine.constraint import Grammars
+
+_log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
 T = TypeVar("T")
@@ -70,14 +73,12 @@ class TokenEngine:
         disk = default_disk_bytes() if kv_disk is None else parse_bytes(kv_disk)
         config = EngineConfig(kv_memory_bytes=budget, kv_disk_bytes=disk, **settings)
         check_device(config.device)
-        dtype = resolve_dtype(config.dtype, config.device)
-        loaded = (
-            model if isinstance(model, LoadedModel) else load_model(model, dtype=dtype, progress=progress)
-        )
+        loaded = model if isinstance(model, LoadedModel) else _load(model, config, progress)
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
         self.fingerprint = loaded.fingerprint
+        self.notices = loaded.notices
         budget = config.kv_memory_bytes or default_budget_bytes(psutil.virtual_memory().available)
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         tier = open_tier(disk if config.cache else 0, self._save_more)
@@ -374,6 +375,16 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _load(model: str | os.PathLike[str], config: EngineConfig, progress: Progress | None) -> LoadedModel:
+    """The model with its weights held as the settings ask; on other devices than the CPU `auto` is dense."""
+    dtype = resolve_dtype(config.dtype, config.device, config.weights)
+    weights = dtype if config.weights == "auto" and config.device != "cpu" else config.weights
+    loaded = load_model(model, dtype=dtype, weights=weights, progress=progress)
+    for notice in loaded.notices:
+        _log.warning("%s", notice)
+    return loaded
 
 
 def make_params(sampling: dict[str, Any]) -> SamplingParams:

@@ -26,6 +26,7 @@ from octavo.errors import EngineError
 from octavo.kernels.native import select_isa
 from octavo.models.exact import ExactActivation, ExactLinear, give_back_freed_memory
 from octavo.models.loaded import Progress
+from octavo.models.packed import PackedLinear
 from octavo.models.prepare import KERNEL_VERSION, PreparedModel
 from octavo.models.store import model_cache, write_atomically
 from octavo.spec import ComputeDtype
@@ -169,7 +170,11 @@ def _parts(model: nn.Module, dtype_name: ComputeDtype) -> dict[str, _Part]:
     for module in model.modules():
         kind = type(module).__name__
         size = dtype.itemsize
-        if isinstance(module, (ExactLinear, nn.Linear)):
+        if isinstance(module, PackedLinear):
+            width, out = module.in_features, module.out_features
+            name = f"{module.kind} linear {width} -> {out}{'' if module.bias is None else ' with bias'}"
+            size = module.weight_bytes
+        elif isinstance(module, (ExactLinear, nn.Linear)):
             width, out = module.in_features, module.out_features
             bias = module.has_bias if isinstance(module, ExactLinear) else module.bias is not None
             name = f"linear {width} -> {out}{' with bias' if bias else ''}"

@@ -8,6 +8,7 @@ activations treat the tail of a thread's share differently. The replacements her
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -28,7 +29,7 @@ class ExactLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weight_bytes = weight.numel() * weight.element_size()
+        self.weight_bytes = sum(t.numel() * t.element_size() for t in (weight, bias) if t is not None)
         self.dtype = weight.dtype
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self._bias = None if bias is None else bias.detach().contiguous()
@@ -130,23 +131,23 @@ def _replacement(module: nn.Module) -> nn.Module | None:
     return None if kind is None else ExactActivation(kind)
 
 
-def make_exact(model: nn.Module) -> int:
-    """Replaces linear layers, activations and rotary embeddings of `model` in place.
-
-    The dense weights of a replaced linear layer are let go at once, except those that an embedding shares.
-
-    Returns:
-        Bytes of all weights afterwards, packed copies included.
-    """
+def replace_modules(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Puts in place of each module of `model` what `replacement` makes of it; where that is None, it stays."""
     # Containers and names are listed: a reference to a layer would keep its dense weights.
     for parent in [module for module in model.modules() if next(module.children(), None) is not None]:
         for name in [name for name, _ in parent.named_children()]:
-            new = _replacement(getattr(parent, name))
+            new = replacement(getattr(parent, name))
             if new is not None:
                 setattr(parent, name, new)
+
+
+def make_exact(model: nn.Module) -> None:
+    """Replaces dense linear layers, activations and rotary embeddings of `model` in place.
+
+    The dense weights of a replaced linear layer are let go at once, except those that an embedding shares.
+    """
+    replace_modules(model, _replacement)
     give_back_freed_memory()
-    packed = sum(m.weight_bytes for m in model.modules() if isinstance(m, ExactLinear))
-    return packed + sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def give_back_freed_memory() -> None:

@@ -1,4 +1,4 @@
-"""Loading a model: dense weights in the compute dtype, its tokenizer, and what the engine has to know."""
+"""Loading a model: weights packed or in the compute dtype, its tokenizer, and what the engine has to know."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.config import WeightsChoice, check_weights
 from octavo.errors import InvalidModelFile, NotEnoughMemory, OctavoError, UnsupportedModel
 from octavo.models import catalog, folder, gguf, store
 from octavo.models.loaded import LoadedModel, Progress, Source
@@ -17,31 +18,37 @@ from octavo.spec import DTYPE_BYTES, ComputeDtype
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel
 
 _MB = 1_000_000
 
 
 def load_model(
-    name: str | os.PathLike[str] | Source, *, dtype: ComputeDtype, progress: Progress | None = None
+    name: str | os.PathLike[str] | Source,
+    *,
+    dtype: ComputeDtype,
+    weights: WeightsChoice = "auto",
+    progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model, downloading it first if need be.
+    """Load a model, downloading it first if need be. `EngineConfig` says what `weights` chooses.
 
     Raises:
+        InvalidRequest: its weights cannot be held as asked.
         ModelNotFound: there is no such model.
         InvalidModelFile: a file is cut short, or is not what it should be.
         UnsupportedModel: its architecture or its weights cannot be read.
-        NotEnoughMemory: the dense weights do not fit in the memory that is free.
+        NotEnoughMemory: the weights do not fit in the memory that is free.
         NetworkUnavailable: it is not on this machine and cannot be downloaded.
         EngineError: the model cache cannot be used.
     """
+    check_weights(weights, dtype)
     source = name if isinstance(name, Source) else catalog.resolve(name)
     if source.path is None or source.kind == "bundled":
         source = catalog.pull(source, progress)
     path = catalog.local_path(source)
     load = _load_gguf if source.kind in ("bundled", "gguf") else _load_folder
     with _no_garbage_collection():
-        return load(source.name, path, dtype, progress)
+        return load(source.name, path, dtype, weights, progress)
 
 
 @contextmanager
@@ -56,24 +63,36 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _load_gguf(name: str, path: Path, dtype: ComputeDtype, progress: Progress | None) -> LoadedModel:
+def _load_gguf(
+    name: str, path: Path, dtype: ComputeDtype, weights: WeightsChoice, progress: Progress | None
+) -> LoadedModel:
     record = gguf.prepare(path, progress)
-    _check_memory(name, record.num_parameters, dtype)
 
     from transformers import PreTrainedTokenizerFast
 
-    from octavo.models.gguf_model import build_model
+    from octavo.models.gguf_model import build_model, needed_bytes, unpacked_notice
 
+    _check_memory(name, needed_bytes(record, dtype, weights))
     with quiet_transformers(), gguf.refused_if_broken(path):
-        model = build_model(path, record, _torch_dtype(dtype), progress)
+        model = build_model(path, record, _torch_dtype(dtype), weights, progress)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(record.folder, local_files_only=True)
-    sha256 = bytes.fromhex(record.sha256)
-    return _loaded(name, model, tokenizer, sha256, record.eos_token_ids, path, dtype)
+    return _loaded(
+        name=name,
+        model=model,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        fingerprint=bytes.fromhex(record.sha256),
+        eos_token_ids=record.eos_token_ids,
+        source=str(path),
+        notices=unpacked_notice(name, record, dtype, weights),
+    )
 
 
-def _load_folder(name: str, path: Path, dtype: ComputeDtype, progress: Progress | None) -> LoadedModel:
+def _load_folder(
+    name: str, path: Path, dtype: ComputeDtype, weights: WeightsChoice, progress: Progress | None
+) -> LoadedModel:
     content = folder.read_folder(path)
-    _check_memory(name, content.num_parameters, dtype)
+    _check_memory(name, content.num_parameters * DTYPE_BYTES[dtype])
     fingerprint = store.hash_files(path, list(content.files), progress)
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -89,10 +108,22 @@ def _load_folder(name: str, path: Path, dtype: ComputeDtype, progress: Progress 
         )
         _check_complete(path, report)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        if weights in ("int8", "int4"):
+            from octavo.models.packed import quantise
+
+            quantise(model, weights)
     settings = model.generation_config or model.config
     named = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
     ends = frozenset(token_id for token_id in (*named, tokenizer.eos_token_id) if token_id is not None)
-    return _loaded(name, model, tokenizer, fingerprint, ends, path, dtype)
+    return _loaded(
+        name=name,
+        model=model,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        fingerprint=fingerprint,
+        eos_token_ids=ends,
+        source=str(path),
+    )
 
 
 def _torch_dtype(dtype: ComputeDtype) -> torch.dtype:
@@ -101,51 +132,37 @@ def _torch_dtype(dtype: ComputeDtype) -> torch.dtype:
     return {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
 
 
-def _loaded(
-    name: str,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    fingerprint: bytes,
-    eos_token_ids: frozenset[int],
-    path: Path,
-    dtype: ComputeDtype,
-) -> LoadedModel:
+def _loaded(model: PreTrainedModel, source: str, **fields: Any) -> LoadedModel:
     """The last steps, which all kinds of models share."""
+    from octavo.models.exact import give_back_freed_memory
+    from octavo.models.packed import weights_bytes
+
     model.eval().requires_grad_(False)
+    give_back_freed_memory()
     context_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(context_length, int):
         raise UnsupportedModel(
-            f"{path} does not say how many tokens the model was made for (max_position_embeddings). Take a "
+            f"{source} does not say how many tokens the model was made for (max_position_embeddings). Take a "
             "model whose config has it."
         )
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*model.parameters(), *model.buffers())
-    }
     return LoadedModel(
-        name=name,
         model=model,
-        dtype=dtype,
-        tokenizer=tokenizer,
-        fingerprint=fingerprint,
+        source=source,
         context_length=context_length,
-        eos_token_ids=eos_token_ids,
-        weights_bytes=sum(storages.values()),
-        source=str(path),
+        weights_bytes=weights_bytes(model),
+        **fields,
     )
 
 
-def _check_memory(name: str, num_parameters: int, dtype: ComputeDtype) -> None:
-    """Raise when the dense weights would not fit in the memory that is free now."""
+def _check_memory(name: str, asked: int) -> None:
+    """Raise when weights of `asked` bytes would not fit in the memory that is free now."""
     import psutil
 
-    asked = num_parameters * DTYPE_BYTES[dtype]
     free = psutil.virtual_memory().available
     if asked > free:
-        advice = "take a smaller model" if dtype == "bf16" else "take a smaller model or dtype bf16"
         raise NotEnoughMemory(
-            f"The weights of {name} need {asked / _MB:,.1f} MB in {dtype}, and {free / _MB:,.1f} MB of "
-            f"memory is free. Close other programs, or {advice}."
+            f"The weights of {name} need {asked / _MB:,.1f} MB, and {free / _MB:,.1f} MB of memory is free. Close "
+            "other programs, or take a smaller model, or a GGUF file of this one."
         )
 
 

@@ -39,18 +39,19 @@ class ModelEntry:
 
 @dataclass(eq=False, slots=True)
 class LoadedModel:
-    """A model ready to run: weights dense in the compute dtype, on the CPU, without gradients.
+    """A model ready to run, on the CPU, without gradients. Linear layers are dense or `PackedLinear`.
 
     Attributes:
         name: how people call it: the bundled name, the hub id, or the name of the file or folder.
-        model: in evaluation mode; its weights are ordinary parameters.
+        model: in evaluation mode; weights that are not packed are ordinary parameters in the compute dtype.
         dtype: that it computes in.
         tokenizer: with the model's chat template, if it has one.
         fingerprint: 32 bytes that depend on the content of weights and config only.
         context_length: tokens that the model was made for.
         eos_token_ids: tokens that end an answer.
-        weights_bytes: bytes of all parameters and buffers, shared ones once.
+        weights_bytes: bytes of all weights and buffers as they are held, shared ones once.
         source: the file or folder that was read.
+        notices: sentences about weights that are not held as they might be expected.
     """
 
     name: str
@@ -62,3 +63,4 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     weights_bytes: int
     source: str
+    notices: tuple[str, ...] = ()

@@ -16,8 +16,9 @@ from octavo.kernels.reference import ReferenceKernels
 from octavo.models.adapter import attach
 from octavo.models.exact import make_exact
 from octavo.models.loaded import LoadedModel
+from octavo.models.packed import kinds_of, weights_bytes
 from octavo.models.support import TESTED_FAMILIES, cache_spec, refuse_unsupported
-from octavo.spec import BLOCK_SIZE, CacheSpec, ComputeDtype
+from octavo.spec import BLOCK_SIZE, DTYPE_BYTES, CacheSpec, ComputeDtype
 
 _PROBE_LENGTH = 70
 
@@ -67,12 +68,14 @@ class PreparedModel:
     probe: Probe | None
 
 
-def resolve_dtype(choice: str, device: str = "cpu") -> ComputeDtype:
-    """The compute dtype for `auto`, `bf16` or `fp32`: bf16 only where the hardware has it.
+def resolve_dtype(choice: str, device: str = "cpu", weights: str = "auto") -> ComputeDtype:
+    """The compute dtype for `auto`, `bf16` or `fp32`: that of dense weights, and bf16 only where the hardware has it.
 
     Raises:
         InvalidRequest: there is no such dtype.
     """
+    if choice == "auto" and weights in DTYPE_BYTES:
+        choice = weights
     if choice == "bf16" or choice == "fp32":
         return choice  # type: ignore[return-value]
     if choice != "auto":
@@ -126,14 +129,14 @@ def prepare_model(
     spec = cache_spec(model, loaded.dtype)
     page_format = get_format(kv_format, spec)
     torch_dtype = torch.bfloat16 if loaded.dtype == "bf16" else torch.float32
-    weights_bytes = loaded.weights_bytes
+    weights = kinds_of(model, loaded.dtype)
     first = next(model.parameters(), None)
     if first is not None and first.dtype != torch_dtype:
         raise UnsupportedModel(f"{loaded.name} is loaded in {first.dtype}; load it in bf16 or fp32.")
     probe = None if model.config.model_type in TESTED_FAMILIES else _make_probe(model, context)
     native = device == "cpu" and kernels != "reference"
     if native:
-        weights_bytes = make_exact(model)
+        make_exact(model)
     elif kernels == "native":
         raise InvalidRequest(
             f"The native kernels run on the CPU, not on {device}. Use kernels='reference' there."
@@ -145,6 +148,7 @@ def prepare_model(
     identity: dict[str, str | int] = {
         "model": loaded.fingerprint.hex(),
         "dtype": spec.dtype,
+        "weights": weights,
         "format": page_format.name,
         "block_size": BLOCK_SIZE,
         "kernels": attention.name,
@@ -156,7 +160,7 @@ def prepare_model(
         "transformers": version("transformers"),
         "rope": repr(getattr(model.config, "rope_parameters", None)),
     }
-    return PreparedModel(model, spec, page_format, attention, context, weights_bytes, identity, probe)
+    return PreparedModel(model, spec, page_format, attention, context, weights_bytes(model), identity, probe)
 
 
 @torch.inference_mode()

@@ -66,6 +66,7 @@ class ScriptedEngine:
     """
 
     name = "toy"
+    notices: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
@@ -153,7 +154,15 @@ class ScriptedEngine:
 
     def memory(self) -> MemoryReport:
         return MemoryReport(
-            257 << 20, 0, 4 << 20, 0 if self.num_clears else 12 << 20, 1 << 30, 46080, 5 << 20, "int8"
+            257 << 20,
+            0,
+            4 << 20,
+            0 if self.num_clears else 12 << 20,
+            1 << 30,
+            46080,
+            5 << 20,
+            "int8",
+            weights="Q4_1",
         )
 
     def clear(self) -> int:

@@ -202,7 +202,7 @@ def test_help_memory_and_clear(program: Any, keyboard: list[Any]) -> None:
         "/quit         end the chat (also Ctrl-D)",
     ):
         assert line in result.err.splitlines()
-    assert "Weights       257 MiB" in result.err
+    assert "Weights       257 MiB  Q4_1" in result.err
     assert "KV cache       12 MiB  of at most 1.0 GiB" in result.err
     assert "  reusable    4.0 MiB  kept so that it is not computed again" in result.err
     assert "  a token    46,080 B" in result.err
@@ -265,7 +265,10 @@ def test_overflow_drops_turns_and_says_so(program: Any, keyboard: list[Any], tmp
 
 
 def test_the_chat_greets_with_what_it_holds(program: Any, keyboard: list[Any]) -> None:
-    assert "toy · 2,000 tokens of context · weights 257 MiB · /help for help" in program("chat", "toy").err
+    assert (
+        "toy · 2,000 tokens of context · weights 257 MiB (Q4_1) · /help for help"
+        in program("chat", "toy").err
+    )
     assert program("chat", "toy", "--quiet").err == ""
     assert program("chat", "toy", "--json").out == ""
 

@@ -18,6 +18,7 @@ from octavo.models.loaded import Source
 USAGE = {"prompt_tokens", "cached_tokens", "computed_tokens", "completion_tokens", "loaded_tokens"}
 TIMINGS = {"queue_s", "prefill_s", "ttft_s", "total_s", "decode_tokens_per_s"}
 MEMORY = {
+    "weights",
     "weights_bytes",
     "kv_used_bytes",
     "kv_reusable_bytes",
@@ -47,11 +48,18 @@ def test_answer_on_stdout_and_the_rest_on_stderr(program: Any) -> None:
     result = program("run", "toy", "Capital?")
     assert (result.code, result.out) == (0, "Paris.\n")
     assert result.err == (
-        "6 tokens · 12 of 13 prompt tokens reused · first token 41 ms · 58 tok/s · weights 257 MiB · "
+        "6 tokens · 12 of 13 prompt tokens reused · first token 41 ms · 58 tok/s · weights 257 MiB (Q4_1) · "
         "KV cache 12 MiB (int8, 46,080 B a token)\n"
     )
     assert program.engine.prompts == ["u:Capital?\x04a:"]
     assert program.engine.is_closed
+
+
+def test_notices_of_loading_are_told_unless_quiet(program: Any) -> None:
+    program.engine.answers = ["a", "a"]
+    program.engine.notices = ("Some weights are unpacked.",)
+    assert program("run", "toy", "x").err.startswith("Some weights are unpacked.\n")
+    assert program("run", "toy", "x", "--quiet").err == ""
 
 
 def test_an_answer_that_ends_its_line_gets_no_second_line_break(program: Any) -> None:
@@ -167,6 +175,17 @@ def test_prompt_from_stdin(program: Any) -> None:
         (["run", "toy", "x", "--kv-memory", "lots"], None, "'lots' is not a size."),
         (["run", "toy", "x" * 2000], None, "The prompt has 2,005 tokens and the context window holds 2,000"),
         (["run", "toy", "x", "--dtype", "int8"], None, "Invalid value for '--dtype'"),
+        (["run", "toy", "x", "--weights", "int3"], None, "Invalid value for '--weights'"),
+        (
+            ["run", "toy", "x", "--weights", "bf16", "--dtype", "fp32"],
+            None,
+            "weights is bf16 and dtype is fp32",
+        ),
+        (
+            ["run", "toy", "x", "--weights", "int4", "--device", "meta"],
+            None,
+            "weights is int4 and device is meta",
+        ),
         (["run", "toy", "x", "--kv-format", "auto"], None, "Invalid value for '--kv-format'"),
         (["run", "toy", "x", "--nonsense"], None, "No such option: --nonsense"),
         (["run"], None, "Missing argument 'MODEL'. Run `octavo run --help`"),
@@ -189,7 +208,8 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
 def test_options_reach_the_engine(program: Any) -> None:
     program.engine.answers = ["a"]
     program("run", "toy", "x",
-            "--dtype", "fp32", "--kv-memory", "2MiB", "--kv-disk", "3MiB", "--kv-format", "raw", "--context", "99",
+            "--dtype", "fp32", "--weights", "fp32", "--kv-memory", "2MiB", "--kv-disk", "3MiB", "--kv-format", "raw",
+            "--context", "99",
             "--device", "meta", "--threads", "3", "--max-tokens", "5", "--temperature", "0.5", "--top-k", "4",
             "--top-p", "0.9", "--min-p", "0.1", "--repetition-penalty", "1.1", "--presence-penalty", "0.2",
             "--frequency-penalty", "0.3", "--seed", "11", "--stop", "END", "--stop", "\n", "--logprobs", "0",
@@ -198,6 +218,7 @@ def test_options_reach_the_engine(program: Any) -> None:
         "kv_memory": 2 << 20,
         "kv_disk": 3 << 20,
         "dtype": "fp32",
+        "weights": "fp32",
         "kv_format": "raw",
         "context": 99,
         "cache": True,

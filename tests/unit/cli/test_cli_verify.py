@@ -47,9 +47,9 @@ class Comparison:
         monkeypatch.setattr(load, "load_model", self._load)
         monkeypatch.setattr(engine_verify, "verify", self._verify)
 
-    def _load(self, source: Any, *, dtype: str, progress: Any) -> Any:
+    def _load(self, source: Any, *, dtype: str, weights: str, progress: Any) -> Any:
         progress("load", 1, 2)
-        self.loaded.append(dtype)
+        self.loaded.append(f"{dtype} {weights}")
         return SimpleNamespace(name="toy", context_length=4096)
 
     def _verify(
@@ -68,7 +68,7 @@ def comparison(monkeypatch: pytest.MonkeyPatch) -> Comparison:
 def test_a_table_and_a_recommendation(program: Any, comparison: Comparison) -> None:
     result = program("verify", "toy", "--contexts", "512,2048")
     assert (result.code, result.err) == (0, "")
-    assert comparison.loaded == ["fp32"]
+    assert comparison.loaded == ["fp32 fp32"]
     assert comparison.text == default_text()
     lines = [line.rstrip() for line in result.out.splitlines()]
     table = lines[: lines.index("toy read 8 windows of 512 tokens, 2 windows of 2,048 tokens, in float32 arithmetic; "
@@ -127,8 +127,9 @@ def test_options_reach_the_comparison(program: Any, comparison: Comparison, tmp_
     file = tmp_path / "text.txt"
     file.write_text("Words of my own.")
     program("verify", "toy", "--text", str(file), "--formats", "int8, int4", "--contexts", "64,100",
-            "--batch", "2", "--windows", "3")  # fmt: skip
+            "--batch", "2", "--windows", "3", "--weights", "auto")  # fmt: skip
     assert comparison.text == "Words of my own."
+    assert comparison.loaded == ["fp32 auto"]
     assert comparison.settings == VerifySettings(("int8", "int4"), (64, 100), (2,), 3)
 
 
