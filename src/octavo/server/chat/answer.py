@@ -136,6 +136,9 @@ class Asked:
 
     Making it renders and tokenises, which takes milliseconds: not for the event loop.
 
+    Attributes:
+        grammar: that the answer follows, if it follows one.
+
     Raises:
         InvalidRequest: the template refuses the messages, or the tools or the schema cannot be held to.
     """
@@ -156,7 +159,7 @@ class Asked:
         )
         self.prompt = self._history.prompt(job.prefill)
         self._reads_calls = bool(job.tools) and job.tool_use.choice != "none"
-        self._grammar = self._make_grammar()
+        self.grammar = self._make_grammar()
         self._stop = set(job.params.stop)
         self._params = replace(job.params, stop=(*job.params.stop, *template.stop))
 
@@ -167,8 +170,8 @@ class Asked:
             InvalidRequest: the prompt does not fit; raised before the first piece.
         """
         options: dict[str, Any] = {"cache_namespace": self._job.namespace}
-        if self._grammar is not None:
-            options["grammar"] = self._grammar
+        if self.grammar is not None:
+            options["grammar"] = self.grammar
         if self._reads_calls:
             options["shown_specials"] = tuple(self._model.specials)
         answers: dict[int, Answer] = {}
@@ -230,6 +233,10 @@ class Asked:
 
     def _make_grammar(self) -> str | None:
         job, choice = self._job, self._job.tool_use.choice
+        if not job.tools and choice not in ("auto", "none"):
+            raise InvalidRequest(
+                "tool_choice asks for a call, and there are no tools. Give tools, or leave it out."
+            )
         if not self._reads_calls:
             return None if job.schema is None else json_grammar(job.schema, strict=job.strict_schema)
         tools = list(job.tools)
