@@ -17,6 +17,8 @@ from octavo.server.gate import Gate
 from octavo.server.http import ClientGone, JsonReply, visit_of
 from octavo.server.log import log
 from octavo.server.models import Models
+from octavo.server.openai.responses import Responses
+from octavo.server.openai.responses_routes import responses_routes
 from octavo.server.openai.routes import REFUSALS, openai_routes
 from octavo.server.problems import Problem, error_body, problem_of
 from octavo.server.schema import Schema
@@ -47,6 +49,7 @@ def create_app(models: Models, settings: ServerSettings, keys: Keys) -> Gate:
     )
     app.include_router(openai_routes(models))
     app.include_router(anthropic_routes(models))
+    app.include_router(responses_routes(Responses(models, settings.max_kept)))
 
     @app.get("/health", summary="Whether the process is alive", tags=["operation"], responses=REFUSALS)
     async def health() -> Health:

@@ -17,6 +17,7 @@ class ServerSettings:
         max_body_bytes: of a request.
         max_requests: that are answered at once, waiting ones included; more are told to come again.
         drain_s: seconds that running answers may take after the server was told to stop.
+        max_kept: responses and conversations kept to be asked for again; the longest unused go first.
         exact_history: answers that come back as text are read as the tokens that were generated.
         transcript_bytes: of memory for those tokens, over all tenants; the longest unused go first.
     """
@@ -26,6 +27,7 @@ class ServerSettings:
     max_body_bytes: int = 32 << 20
     max_requests: int = 256
     drain_s: int = 30
+    max_kept: int = 2000
     exact_history: bool = True
     transcript_bytes: int = 64 << 20
 

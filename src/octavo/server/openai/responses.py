@@ -1,0 +1,217 @@
+"""`/v1/responses` and `/v1/conversations`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.chat.answer import Asked
+from octavo.server.chat.messages import ChatMessage
+from octavo.server.http import JsonReply, event_stream, sse_json, unless_gone, visit_of
+from octavo.server.log import log
+from octavo.server.models import Models
+from octavo.server.openai.kept import KeptConversation, KeptResponse, Shelf
+from octavo.server.openai.responses_convert import job_of, kept_items, messages_of, new_id
+from octavo.server.openai.responses_run import ResponseRun
+from octavo.server.openai.responses_schema import ConversationRequest, ResponseRequest
+from octavo.server.problems import Problem, problem_of
+
+
+class Responses:
+    """Makes responses and keeps them."""
+
+    def __init__(self, models: Models, max_kept: int) -> None:
+        self._models = models
+        self.responses: Shelf[KeptResponse] = Shelf("response", max_kept)
+        self.conversations: Shelf[KeptConversation] = Shelf("conversation", max_kept)
+
+    async def create(self, request: Request, body: ResponseRequest) -> Response:
+        """Answers, as one object, as a stream of events, or later in the background."""
+        model = self._models.find(body.model)
+        visit = visit_of(request)
+        namespace = visit.tenant.namespace
+        conversation = self._conversation(namespace, body)
+        before = self._before(namespace, body, conversation)
+        own = messages_of(body.input)
+        messages = (*before, *own)
+        if not messages:
+            raise Problem(400, "The input has nothing to answer.", "invalid_value", "input")
+        if body.background and (body.store is False or body.stream):
+            raise Problem(
+                400, "A response in the background is stored and not streamed.", "invalid_value", "background"
+            )
+        asked = await asyncio.to_thread(
+            lambda: Asked(model, job_of(body, messages, namespace, model.vocab_size))
+        )
+        run = ResponseRun(model, body, visit, None if conversation is None else conversation.id)
+        items = kept_items(body.input)
+
+        def done() -> None:
+            if conversation is not None:
+                conversation.add([*items, *run.response["output"]], [*own, run.message])
+            if body.store is not False:
+                kept = KeptResponse(run.response, items, (*messages, run.message))
+                self.responses.keep(namespace, run.response["id"], kept)
+
+        if body.background:
+            return self._in_background(run, asked, items, messages, namespace, done)
+        events = _until_done(run, asked, done)
+        if body.stream:
+            return await event_stream(
+                request, _written(events), lambda problem: sse_json(run.failed(problem), "response.failed")
+            )
+        await unless_gone(request, _drain(events))
+        return JsonReply(run.response)
+
+    def retrieve(self, namespace: str, response_id: str) -> dict[str, Any]:
+        return self.responses.find(namespace, response_id).response
+
+    def delete(self, namespace: str, response_id: str) -> dict[str, Any]:
+        kept = self.responses.find(namespace, response_id)
+        if kept.task is not None:
+            kept.task.cancel()
+        del self.responses[namespace, response_id]
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    def cancel(self, namespace: str, response_id: str) -> dict[str, Any]:
+        """Ends a response that is made in the background; one that has ended stays as it is."""
+        kept = self.responses.find(namespace, response_id)
+        if not kept.response["background"]:
+            raise Problem(
+                400,
+                "Only a response that was made with background set to true can be cancelled.",
+                "invalid_value",
+                "response_id",
+            )
+        if kept.task is not None and kept.response["status"] in ("queued", "in_progress"):
+            kept.response["status"] = "cancelled"
+            kept.task.cancel()
+        return kept.response
+
+    def create_conversation(self, namespace: str, body: ConversationRequest) -> dict[str, Any]:
+        items = body.items or []
+        conversation = KeptConversation(
+            new_id("conv"), body.metadata or {}, kept_items(items), tuple(messages_of(items))
+        )
+        self.conversations.keep(namespace, conversation.id, conversation)
+        return conversation.as_json()
+
+    def delete_conversation(self, namespace: str, conversation_id: str) -> dict[str, Any]:
+        self.conversations.find(namespace, conversation_id)
+        del self.conversations[namespace, conversation_id]
+        return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
+
+    def forget(self, namespace: str) -> int:
+        """Drops all responses and conversations of a tenant; how many there were."""
+        return self.responses.forget(namespace) + self.conversations.forget(namespace)
+
+    def _conversation(self, namespace: str, body: ResponseRequest) -> KeptConversation | None:
+        if body.conversation is None:
+            return None
+        if body.previous_response_id is not None:
+            raise Problem(
+                400,
+                "Give either conversation or previous_response_id, not both.",
+                "invalid_value",
+                "conversation",
+            )
+        named = body.conversation if isinstance(body.conversation, str) else body.conversation.id
+        return self.conversations.find(namespace, named)
+
+    def _before(
+        self, namespace: str, body: ResponseRequest, conversation: KeptConversation | None
+    ) -> tuple[ChatMessage, ...]:
+        if conversation is not None:
+            return conversation.messages
+        if body.previous_response_id is None:
+            return ()
+        kept = self.responses.find(namespace, body.previous_response_id)
+        if kept.response["status"] in ("queued", "in_progress"):
+            raise Problem(
+                400,
+                f"The response {body.previous_response_id!r} has not ended yet. Wait for it, or cancel it.",
+                "invalid_value",
+                "previous_response_id",
+            )
+        return kept.messages
+
+    def _in_background(
+        self,
+        run: ResponseRun,
+        asked: Asked,
+        items: list[dict[str, Any]],
+        messages: Sequence[ChatMessage],
+        namespace: str,
+        done: Any,
+    ) -> Response:
+        kept = KeptResponse(run.response, items, tuple(messages))
+        self.responses.keep(namespace, run.response["id"], kept)
+
+        def finish() -> None:
+            if (namespace, run.response["id"]) in self.responses:  # it may have been deleted meanwhile
+                done()
+
+        async def make() -> None:
+            try:
+                await _drain(_until_done(run, asked, finish))
+            except Exception as error:
+                problem = problem_of(error)
+                if problem.status == 500:
+                    log("response failed", 40, error=error, id=run.response["id"])
+                run.failed(problem)
+
+        kept.task = asyncio.create_task(make())
+        return JsonReply(dict(run.response))
+
+
+async def _until_done(run: ResponseRun, asked: Asked, done: Any) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of a response; it is kept before the last one is told."""
+    async with aclosing(run.events(asked)) as events:
+        async for event in events:
+            if event["type"] in ("response.completed", "response.incomplete"):
+                done()
+            yield event
+
+
+async def _written(events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        early = b""
+        async for event in events:
+            # What is told before the first token is held back, so that a refusal can still have a status.
+            written = sse_json(event, event["type"])
+            if event["type"] in ("response.created", "response.in_progress"):
+                early += written
+            else:
+                yield early + written
+                early = b""
+
+
+async def _drain(events: AsyncGenerator[dict[str, Any], None]) -> None:
+    async with aclosing(events):
+        async for _ in events:
+            pass
+
+
+def listed(
+    items: Sequence[dict[str, Any]], *, order: Literal["asc", "desc"], after: str | None, limit: int
+) -> dict[str, Any]:
+    """A page of items."""
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    if after is not None:
+        places = [place for place, item in enumerate(ordered) if item["id"] == after]
+        if not places:
+            raise Problem(400, f"There is no item {after[:80]!r} to list from.", "invalid_value", "after")
+        ordered = ordered[places[0] + 1 :]
+    page = ordered[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(ordered) > limit,
+    }

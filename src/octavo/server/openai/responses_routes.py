@@ -1,0 +1,86 @@
+"""The paths of responses and conversations."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from octavo.server.http import visit_of
+from octavo.server.openai.responses import Responses, listed
+from octavo.server.openai.responses_schema import (
+    Conversation,
+    ConversationRequest,
+    Deleted,
+    ItemList,
+    ResponseObject,
+    ResponseRequest,
+)
+from octavo.server.openai.routes import REFUSALS, generated
+
+Order = Literal["asc", "desc"]
+Limit = Annotated[int, Query(ge=1, le=100)]
+
+
+def responses_routes(responses: Responses) -> APIRouter:
+    """The paths, answered by these responses."""
+    router = APIRouter(prefix="/v1", tags=["openai"], responses=REFUSALS)
+
+    def tenant(request: Request) -> str:
+        return visit_of(request).tenant.namespace
+
+    @router.post(
+        "/responses",
+        summary="Make a response",
+        response_model=None,
+        responses={200: generated(ResponseObject)},
+    )
+    async def create(request: Request, body: ResponseRequest) -> Response:
+        return await responses.create(request, body)
+
+    one: dict[str, Any] = {"response_model": ResponseObject, "response_model_exclude_unset": True}
+
+    @router.get("/responses/{response_id}", summary="A response that was kept", **one)
+    async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
+        return responses.retrieve(tenant(request), response_id)
+
+    @router.delete("/responses/{response_id}", summary="Forget a response")
+    async def delete(request: Request, response_id: str) -> Deleted:
+        return Deleted(**responses.delete(tenant(request), response_id))
+
+    @router.post("/responses/{response_id}/cancel", summary="End a response in the background", **one)
+    async def cancel(request: Request, response_id: str) -> dict[str, Any]:
+        return responses.cancel(tenant(request), response_id)
+
+    @router.get("/responses/{response_id}/input_items", summary="What a response answered")
+    async def input_items(
+        request: Request, response_id: str, order: Order = "desc", after: str | None = None, limit: Limit = 20
+    ) -> ItemList:
+        kept = responses.responses.find(tenant(request), response_id)
+        return ItemList(**listed(kept.items, order=order, after=after, limit=limit))
+
+    @router.post("/conversations", summary="Begin a conversation")
+    async def create_conversation(request: Request, body: ConversationRequest) -> Conversation:
+        return Conversation(**responses.create_conversation(tenant(request), body))
+
+    @router.get("/conversations/{conversation_id}", summary="A conversation")
+    async def conversation(request: Request, conversation_id: str) -> Conversation:
+        return Conversation(**responses.conversations.find(tenant(request), conversation_id).as_json())
+
+    @router.delete("/conversations/{conversation_id}", summary="Forget a conversation")
+    async def delete_conversation(request: Request, conversation_id: str) -> Deleted:
+        return Deleted(**responses.delete_conversation(tenant(request), conversation_id))
+
+    @router.get("/conversations/{conversation_id}/items", summary="What was said in a conversation")
+    async def items(
+        request: Request,
+        conversation_id: str,
+        order: Order = "desc",
+        after: str | None = None,
+        limit: Limit = 20,
+    ) -> ItemList:
+        kept = responses.conversations.find(tenant(request), conversation_id)
+        return ItemList(**listed(kept.items, order=order, after=after, limit=limit))
+
+    return router
