@@ -1,7 +1,9 @@
 // Python's view of the linear layers. kernels/linear.py checks what the addresses point to.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
+#include <vector>
 
 #include "bindings.h"
 
@@ -71,14 +73,23 @@ void bind_linear(nb::module_& m) {
       nb::arg("packing"), nb::arg("rows"), nb::arg("num_inputs"), "Bytes of prepared rows.");
   m.def(
       "multiply_rows",
-      [](const Matrix& weights, std::uintptr_t x, std::int64_t stride, std::int64_t rows, std::uintptr_t bias,
+      [](const std::vector<Matrix*>& weights, std::uintptr_t x, std::int64_t stride, std::int64_t rows, std::uintptr_t bias,
          std::uintptr_t out, std::int64_t out_stride, std::uintptr_t activations, int num_threads) {
-        const Product product{weights, at<const float>(bias), at<float>(out), out_stride, 1.0f, false};
+        std::vector<Product> products;
+        float* to = at<float>(out);
+        const float* add = at<const float>(bias);
+        for (const Matrix* matrix : weights) {
+          products.push_back({*matrix, add, to, out_stride, 1.0f, false});
+          to += matrix->num_outputs;
+          if (add != nullptr) add += matrix->num_outputs;
+        }
         nb::gil_scoped_release release;
-        kernels->multiply_rows(&product, 1, at<const float>(x), stride, rows, at<char>(activations), num_threads);
+        kernels->multiply_rows(products.data(), int(products.size()), at<const float>(x), stride, rows,
+                               at<char>(activations), num_threads);
       },
       nb::arg("weights"), nb::arg("x"), nb::arg("stride"), nb::arg("rows"), nb::arg("bias"), nb::arg("out"),
-      nb::arg("out_stride"), nb::arg("activations"), nb::arg("num_threads"));
+      nb::arg("out_stride"), nb::arg("activations"), nb::arg("num_threads"),
+      "Products of the same rows with one or more matrices, side by side in `out` (and in `bias`, unless 0).");
 }
 
 }  // namespace octavo

