@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -60,10 +61,18 @@ class Exclusive:
 class EngineProcess:
     """One engine as a table of the sitting's file describes it; stopped except while it computes."""
 
-    def __init__(self, name: str, table: dict[str, Any], log: Path, exclusive: Exclusive) -> None:
+    def __init__(
+        self,
+        name: str,
+        table: dict[str, Any],
+        log: Path,
+        exclusive: Exclusive,
+        patience_s: float = 600.0,
+    ) -> None:
         self.name = name
         self._log = log
         self._exclusive = exclusive
+        self._patience_s = patience_s
         options = {key: value for key, value in table.items() if key not in _OF_SITTING}
         python = Path(table.get("python", sys.executable)).expanduser()
         # An engine may call programs that lie beside its Python.
@@ -111,6 +120,9 @@ class EngineProcess:
 
     def _heard(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], self._patience_s)[0]:
+            self._signal(signal.SIGKILL)
+            raise EngineDied(f"{self.name} has said nothing for {self._patience_s:.0f} s; see {self._log}.")
         line = self._process.stdout.readline()
         if not line:
             raise EngineDied(f"{self.name} has ended with code {self._process.wait()}; see {self._log}.")

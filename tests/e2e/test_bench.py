@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -218,3 +219,12 @@ def test_a_sitting_says_which_engine_died(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"gone has ended with code 1; see {tmp_path / 'gone.log'}" in done.stderr
     assert "There is no model '/nonexistent'" in (tmp_path / "gone.log").read_text()
+
+
+def test_an_engine_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    engines = importlib.import_module("bench.peers.engines")
+    monkeypatch.setattr(engines, "WORKERS", tmp_path)
+    (tmp_path / "deaf_worker.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(engines.EngineDied, match=r"deaf has said nothing for 1 s; see .*deaf\.log"):
+        engines.EngineProcess("deaf", {"kind": "deaf"}, tmp_path / "deaf.log", engines.Exclusive(), 1.0)
