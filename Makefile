@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*)
 # Waiting threads that spin slow a shared machine down; a test run shares it with itself.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test check unit exact sanitize install clean
+.PHONY: run test check unit exact fuzz sanitize install clean
 
 run: install
 	@$(BIN)/octavo pull $(MODEL)
@@ -33,6 +33,12 @@ exact: install
 	$(BIN)/octavo pull smollm2
 	OCTAVO_EXACT_PROMPTS=$(PROMPTS) $(BIN)/pytest tests/long --timeout 7200
 
+# The server under some 5,000 requests made from its own document, and 1,000 clients that go at any moment.
+fuzz: install
+	$(BIN)/octavo pull smollm2
+	OCTAVO_FUZZ_EXAMPLES=160 OCTAVO_FUZZ_CLIENTS=1000 $(BIN)/pytest -s --timeout 7200 tests/e2e/server/test_fuzz.py \
+	  tests/e2e/server/test_serving.py -k "request_fails or clients_that_go"
+
 # The kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer; needs GCC. Python is not built with them, so
 # their libraries come first, and the C++ library beside them, whose exceptions they watch.
 sanitize: install
@@ -50,7 +56,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
 	@$(BIN)/python -m pip install --quiet -c constraints.txt "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja
-	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable ".[dev,bench]"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable ".[dev,bench,clients]"
 	@touch $@
 
 clean:

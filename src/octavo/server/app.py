@@ -111,10 +111,6 @@ def _problem(error: Exception) -> Problem:
         }.get(error.status_code, f"{error.detail}.")
         code = {404: "unknown_path", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
         return Problem(error.status_code, message, code, headers=dict(error.headers or {}))
-    if isinstance(
-        error, ExceptionGroup
-    ):  # of prompts that were answered side by side, the first failure tells
-        return _problem(error.exceptions[0])
     return problem_of(error)
 
 

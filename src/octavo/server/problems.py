@@ -83,9 +83,12 @@ def _kind(types: dict[int, str], status: int, server: str) -> str:
 
 def openai_error(problem: Problem) -> dict[str, Any]:
     """The body of an error as OpenAI writes it."""
+    message = problem.message
+    if sizes := problem.extra.get("exceed_context"):  # clients look for these words
+        message = f"This model's maximum context length is {sizes['max_context_tokens']} tokens. {message}"
     return {
         "error": {
-            "message": problem.message,
+            "message": message,
             "type": _kind(_OPENAI_TYPES, problem.status, "server_error"),
             "param": problem.param,
             "code": problem.code,

@@ -19,6 +19,15 @@ from octavo.server.settings import ServerSettings
 class _Server(uvicorn.Server):
     """uvicorn, but a signal to stop is obeyed and not raised again once it has stopped."""
 
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -59,7 +68,8 @@ def listen(settings: ServerSettings) -> socket.socket:
 def serve(app: Gate, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Answers requests until the process is told to stop by SIGINT or SIGTERM.
 
-    Then it takes no new ones, and running answers have `drain_s` seconds to finish.
+    `ready` is called once it listens. When it is told to stop it takes no new ones, and running answers have
+    `drain_s` seconds to finish.
     """
     config = uvicorn.Config(
         app,
@@ -72,8 +82,7 @@ def serve(app: Gate, settings: ServerSettings, listener: socket.socket, ready: C
     )
 
     async def run() -> None:
-        ready()
-        await _Server(config).serve(sockets=[listener])
+        await _Server(config, ready).serve(sockets=[listener])
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import socket
@@ -195,7 +196,7 @@ def test_clients_that_go_leave_nothing_behind(server: Served) -> None:
     until(lambda: is_idle(server))
     before = metrics(server)
     address = httpx2.URL(server.url)
-    for number in range(40):
+    for number in range(int(os.environ.get("OCTAVO_FUZZ_CLIENTS", "40"))):
         body = {**LONG, "stream": number % 3 != 0}
         body["messages"] = [
             {"role": "user", "content": f"Number {number}. " + "word " * chance.randrange(400)}

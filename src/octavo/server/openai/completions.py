@@ -141,8 +141,11 @@ async def _whole(
                     return event.reply
         raise AssertionError("events end with a reply or an error")
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(answer(one)) for one in asked]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answer(one)) for one in asked]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     replies = [_told(one, task.result()) for one, task in zip(asked, tasks, strict=True)]
     choices: list[dict[str, Any]] = []
     for one, reply in zip(asked, replies, strict=True):
