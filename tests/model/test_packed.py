@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from families import tiny_loaded, tiny_model, tiny_tokenizer
 from gguf.quants import dequantize
 from gguf_files import CONFIGS, TOKENS, T, logits, make_model, write_gguf
 from packed_files import WIDE, pack, save_folder, write_packed
 
+from octavo.engine.engine import TokenEngine
 from octavo.errors import InvalidRequest, NotEnoughMemory
 from octavo.models.load import load_model
 from octavo.models.packed import PACKED_TYPES, PackedEmbedding, PackedLinear
@@ -168,6 +170,23 @@ def test_how_weights_are_held_is_told_and_is_part_of_the_key(tmp_path):
 def test_weights_that_cannot_be_had_are_refused(weights, dtype, words):
     with pytest.raises(InvalidRequest, match=words):
         load_model("smollm2", dtype=dtype, weights=weights)
+
+
+def test_experts_stay_dense_and_a_notice_says_so(tmp_path):
+    tiny_model("mixtral").save_pretrained(tmp_path / "moe")
+    tiny_tokenizer().save_pretrained(tmp_path / "moe")
+    loaded = load_model(tmp_path / "moe", dtype="fp32", weights="int8")
+    assert loaded.notices == ("The experts of moe stay in fp32: int8 is for linear layers.",)
+    assert {p.ndim for p in loaded.model.parameters()} == {1, 2, 3}
+    with TokenEngine(loaded, kv_memory="8MiB") as engine:
+        assert engine.generate([5, 6, 7], max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
+
+
+def test_a_loaded_model_takes_no_other_weights():
+    with pytest.raises(
+        InvalidRequest, match="tiny-llama is loaded already, so its weights cannot be held as int8"
+    ):
+        TokenEngine(tiny_loaded("llama"), weights="int8")
 
 
 def test_rows_that_are_no_whole_groups_cannot_be_quantised(tmp_path):

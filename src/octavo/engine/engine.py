@@ -73,6 +73,11 @@ class TokenEngine:
         disk = default_disk_bytes() if kv_disk is None else parse_bytes(kv_disk)
         config = EngineConfig(kv_memory_bytes=budget, kv_disk_bytes=disk, **settings)
         check_device(config.device)
+        if isinstance(model, LoadedModel) and config.weights != "auto":
+            raise InvalidRequest(
+                f"{model.name} is loaded already, so its weights cannot be held as {config.weights}. Give weights to "
+                "load_model instead."
+            )
         loaded = model if isinstance(model, LoadedModel) else _load(model, config, progress)
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer

@@ -22,6 +22,7 @@ _DENSE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
 _HUGE_PAGE = 1 << 21
 _REGION_BYTES = 16 * _HUGE_PAGE
 _QUANTISED_TYPES = {"int8": 8, "int4": 3}  # Q8_0 and Q4_1
+_local = threading.local()
 
 
 def packed_row_bytes(type_id: int, num_inputs: int) -> int:
@@ -106,7 +107,6 @@ class PackedMatrix:
         self.native = native
         self._data = _take(native.num_bytes)
         native.data = self._data.data_ptr()
-        self._activations = torch.empty(0, dtype=torch.uint8)
 
     @classmethod
     def from_gguf(
@@ -213,8 +213,6 @@ class PackedMatrix:
         rows = x.shape[0]
         out = torch.empty(rows, self.num_outputs)
         num_bytes = _native.activation_bytes(self.native.packing, rows, self.num_inputs)
-        if self._activations.numel() < num_bytes:
-            self._activations = torch.empty(num_bytes, dtype=torch.uint8)
         _native.multiply_rows(
             [self.native],
             x.data_ptr(),
@@ -223,10 +221,18 @@ class PackedMatrix:
             0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
             self.num_outputs,
-            self._activations.data_ptr(),
+            _scratch(num_bytes).data_ptr(),
             torch.get_num_threads(),
         )
         return out
+
+
+def _scratch(num_bytes: int) -> Tensor:
+    """A workspace that all layers of a thread share, kept between calls."""
+    if getattr(_local, "scratch", None) is None or _local.scratch.numel() < num_bytes:
+        _local.scratch = torch.empty(num_bytes, dtype=torch.uint8)
+    scratch: Tensor = _local.scratch
+    return scratch
 
 
 def _check_matrix(weights: Tensor) -> None:

@@ -97,6 +97,7 @@ def _load_folder(
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    notices: tuple[str, ...] = ()
     with quiet_transformers(), _refused_if_unusable(path, content):
         model, report = AutoModelForCausalLM.from_pretrained(
             path,
@@ -112,6 +113,8 @@ def _load_folder(
             from octavo.models.packed import quantise
 
             quantise(model, weights)
+            if any(parameter.ndim > 2 for parameter in model.parameters()):
+                notices = (f"The experts of {name} stay in {dtype}: {weights} is for linear layers.",)
     settings = model.generation_config or model.config
     named = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
     ends = frozenset(token_id for token_id in (*named, tokenizer.eos_token_id) if token_id is not None)
@@ -123,6 +126,7 @@ def _load_folder(
         fingerprint=fingerprint,
         eos_token_ids=ends,
         source=str(path),
+        notices=notices,
     )
 
 
