@@ -26,6 +26,16 @@ CONFIGS = {
     "qwen2": lambda: transformers.Qwen2Config(**SIZES, **HEADS, **TIED),
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, **HEADS, **TIED, head_dim=32),
     "phi3": lambda: transformers.Phi3Config(**SIZES, **HEADS, pad_token_id=None, partial_rotary_factor=0.5),
+    "olmo2": lambda: transformers.Olmo2Config(**SIZES, **HEADS, pad_token_id=None),
+    "granite": lambda: transformers.GraniteConfig(
+        **SIZES,
+        **HEADS,
+        **TIED,
+        attention_multiplier=0.2,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.3,
+        logits_scaling=1.7,
+    ),
     "starcoder2": lambda: transformers.Starcoder2Config(
         **SIZES, **HEADS, rope_theta=7000.0, sliding_window=None
     ),
@@ -58,7 +68,7 @@ def make_model(arch="llama", **changes):
 
 def to_llama_cpp(arch, name, weight, config):
     """What llama.cpp's converter does to a weight."""
-    if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+    if arch in ("llama", "granite") and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
         return halves.swapaxes(1, 2).reshape(weight.shape)
@@ -106,6 +116,11 @@ def write_gguf(
         writer.add_layer_norm_eps(1e-5)
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if arch != "gpt2":
         head_dim = getattr(config, "head_dim", None) or width // heads
         writer.add_head_count_kv(config.num_key_value_heads)

@@ -3,105 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from octavo.errors import InvalidModelFile, UnsupportedModel
+from octavo.models.gguf_families import ARCHITECTURES, Architecture
 from octavo.models.gguf_header import Header, Tensor
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies: how a GGUF says what Llama 3.1 and later call `rope_type: llama3`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How one `general.architecture` maps to a family of transformers.
-
-    Attributes:
-        model_type: of the config.
-        names: stem of a GGUF name (`blk.N.` left out for a layer's) -> stem of the parameter's.
-        layers: prefix of a layer's parameters.
-        keys: GGUF key (without the architecture) -> config field. All have to be there.
-        interleaved_heads: query and key rows are stored with each head's two halves interleaved.
-        transposed: stems whose weight transformers keeps with the input dimension first.
-    """
-
-    model_type: str
-    names: Mapping[str, str]
-    keys: Mapping[str, str]
-    layers: str = "model.layers"
-    interleaved_heads: bool = False
-    transposed: frozenset[str] = field(default_factory=frozenset)
-
-
-_KEYS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-}
-_RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_ATTENTION = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-}
-_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_DECODER = _ENDS | _NORMS | _ATTENTION | _MLP
-
-ARCHITECTURES = {
-    "llama": Architecture("llama", _DECODER, _KEYS | _RMS, interleaved_heads=True),
-    "qwen2": Architecture("qwen2", _DECODER, _KEYS | _RMS),
-    "qwen3": Architecture(
-        "qwen3",
-        _DECODER | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
-        _KEYS | _RMS,
-    ),
-    "phi3": Architecture(
-        "phi3",
-        _ENDS
-        | _NORMS
-        | {"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"}
-        | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
-        _KEYS | _RMS,
-    ),
-    "starcoder2": Architecture(
-        "starcoder2",
-        _ENDS | _NORMS | _ATTENTION | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-        _KEYS | {"attention.layer_norm_epsilon": "norm_epsilon"},
-    ),
-    "gpt2": Architecture(
-        "gpt2",
-        {
-            "token_embd": "transformer.wte",
-            "position_embd": "transformer.wpe",
-            "output_norm": "transformer.ln_f",
-            "output": "lm_head",
-            "attn_norm": "ln_1",
-            "ffn_norm": "ln_2",
-            "attn_qkv": "attn.c_attn",
-            "attn_output": "attn.c_proj",
-            "ffn_up": "mlp.c_fc",
-            "ffn_down": "mlp.c_proj",
-        },
-        {
-            "block_count": "n_layer",
-            "context_length": "n_positions",
-            "embedding_length": "n_embd",
-            "feed_forward_length": "n_inner",
-            "attention.head_count": "n_head",
-            "attention.layer_norm_epsilon": "layer_norm_epsilon",
-        },
-        layers="transformer.h",
-        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
-    ),
-}
 _LAYER_NAME = re.compile(r"blk\.([0-9]{1,6})\.(.+)")
 
 
@@ -171,6 +84,11 @@ def config_fields(header: Header) -> dict[str, Any]:
         config_field: get(key, float if key.endswith("epsilon") else int)
         for key, config_field in architecture.keys.items()
     }
+    fields |= {
+        config_field: get(key, float)
+        for key, config_field in architecture.optional.items()
+        if f"{prefix}.{key}" in header.metadata
+    }
     layers = {int(match[1]) for match in map(_LAYER_NAME.fullmatch, header.tensors) if match}
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or embedding.shape[1:] != (get("embedding_length"),):
@@ -206,6 +124,13 @@ def config_fields(header: Header) -> dict[str, Any]:
         "sliding_window": header.metadata.get(f"{prefix}.attention.sliding_window"),
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
     }
+    if architecture.model_type == "granite":
+        fields.setdefault("attention_multiplier", head_dim**-0.5)
+    if architecture.model_type == "olmo2" and fields["sliding_window"]:
+        raise UnsupportedModel(
+            f"{header.path} slides its attention over {fields['sliding_window']} tokens in some layers (OLMo 3), which "
+            "cannot be read from a GGUF file. Take the model's safetensors folder or hub id instead."
+        )
     if architecture.model_type == "phi3":
         fields["rope_parameters"]["partial_rotary_factor"] = rotated / head_dim
     elif rotated != head_dim:
