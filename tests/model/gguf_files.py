@@ -26,6 +26,25 @@ CONFIGS = {
     "qwen2": lambda: transformers.Qwen2Config(**SIZES, **HEADS, **TIED),
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, **HEADS, **TIED, head_dim=32),
     "phi3": lambda: transformers.Phi3Config(**SIZES, **HEADS, pad_token_id=None, partial_rotary_factor=0.5),
+    "gemma": lambda: transformers.GemmaConfig(**SIZES, **HEADS, **TIED, head_dim=32),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SIZES,
+        **HEADS,
+        **TIED,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=20,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=20.0,
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **{**SIZES, "num_hidden_layers": 6},
+        **HEADS,
+        **TIED,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=20,
+    ),
     "olmo2": lambda: transformers.Olmo2Config(**SIZES, **HEADS, pad_token_id=None),
     "granite": lambda: transformers.GraniteConfig(
         **SIZES,
@@ -62,7 +81,8 @@ def make_model(arch="llama", **changes):
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
         if parameter.ndim == 1:
-            parameter.data.uniform_(0.5, 1.5)
+            # Few bits, so that a norm that is stored with one added comes back as it was.
+            parameter.data.uniform_(0.5, 1.5).mul_(1 << 16).round_().div_(1 << 16)
     return model
 
 
@@ -72,6 +92,8 @@ def to_llama_cpp(arch, name, weight, config):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
         return halves.swapaxes(1, 2).reshape(weight.shape)
+    if arch.startswith("gemma") and "norm" in name:
+        return weight + 1
     if arch == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return weight.T
     return weight
@@ -99,7 +121,7 @@ def write_gguf(
         metadata: key -> (method of the writer, value), instead of the model's own or besides.
         tensors: name -> (values, type), besides the model's own.
         leave_out: names of tensors not to write.
-        tokenizer: of `model`, `pre`, `template`, `bos` and `tokens`, what is not as usual.
+        tokenizer: of `model`, `pre`, `template`, `bos`, `tokens`, `types` and `scores`, what is not as usual.
         pack: makes rows of a type from a matrix.
     """
     config = model.config
@@ -116,6 +138,11 @@ def write_gguf(
         writer.add_layer_norm_eps(1e-5)
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch in ("gemma2", "gemma3"):
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if arch == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -125,8 +152,9 @@ def write_gguf(
         head_dim = getattr(config, "head_dim", None) or width // heads
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_key_length(head_dim)
-        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-        share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+        rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+        writer.add_rope_freq_base(rope["rope_theta"])
+        share = rope.get("partial_rotary_factor", 1.0)
         writer.add_rope_dimension_count(int(head_dim * share))
     settings = {"model": "gpt2", "pre": "gpt-2", "template": TEMPLATE, "bos": False, "tokens": TOKENS} | (
         tokenizer or {}
@@ -134,8 +162,13 @@ def write_gguf(
     writer.add_tokenizer_model(settings["model"])
     writer.add_tokenizer_pre(settings["pre"])
     writer.add_token_list(settings["tokens"])
-    writer.add_token_types([3 if token in SPECIAL else 1 for token in settings["tokens"]])
-    writer.add_token_merges(MERGES)
+    writer.add_token_types(
+        settings.get("types") or [3 if token in SPECIAL else 1 for token in settings["tokens"]]
+    )
+    if "scores" in settings:
+        writer.add_token_scores(settings["scores"])
+    else:
+        writer.add_token_merges(MERGES)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(settings["bos"])

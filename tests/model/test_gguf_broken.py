@@ -125,6 +125,23 @@ def test_what_cannot_be_run_right_is_refused_with_the_reason(case, tmp_path):
         raise error
 
 
+@pytest.mark.parametrize(
+    ("arch", "words", "metadata"),
+    [
+        ("olmo2", "slides its attention over 32 tokens", {"olmo2.attention.sliding_window": number(32)}),
+        (
+            "gemma3",
+            "which layers slide over a window, but with \\[True, False\\]",
+            {"gemma3.attention.sliding_window_pattern": ("add_array", [True, False])},
+        ),
+    ],
+)
+def test_layers_that_slide_in_a_way_that_cannot_be_read_are_refused(arch, words, metadata, tmp_path):
+    path = write_gguf(tmp_path / "odd.gguf", make_model(arch), arch, metadata=metadata)
+    with pytest.raises(UnsupportedModel, match=words):
+        raise refused(path)
+
+
 def test_an_architecture_that_cannot_be_read_is_named(tmp_path):
     path = write_gguf(tmp_path / "odd.gguf", make_model())
     path.write_bytes(path.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1))

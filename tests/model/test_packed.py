@@ -83,7 +83,7 @@ def test_every_architecture_can_stay_packed(arch, tmp_path):
     path = write_packed(tmp_path / "tiny.gguf", T.Q8_0, arch)
     packed, dense = load_model(path, dtype="fp32"), load_model(path, dtype="fp32", weights="fp32")
     assert not any(type(m).__name__ in ("Linear", "Conv1D", "Embedding") for m in packed.model.modules())
-    assert_close(logits(packed.model), logits(dense.model), 0.03)
+    assert_close(logits(packed.model), logits(dense.model), 0.025 * packed.model.config.num_hidden_layers)
     assert {p.ndim for p in packed.model.parameters()} == {1}
     assert packed.weights_bytes < 0.5 * dense.weights_bytes
 

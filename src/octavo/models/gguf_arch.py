@@ -25,12 +25,14 @@ class Weight:
     Attributes:
         name: of the parameter, or `ROPE_FACTORS`.
         interleaved_heads: 0, or the heads whose halves are interleaved in the tensor's rows.
+        offset: what is added to the tensor's values.
         transposed: the tensor's rows are the parameter's columns.
     """
 
     name: str
     tensor: Tensor
     interleaved_heads: int = 0
+    offset: float = 0.0
     transposed: bool = False
 
     @property
@@ -124,13 +126,7 @@ def config_fields(header: Header) -> dict[str, Any]:
         "sliding_window": header.metadata.get(f"{prefix}.attention.sliding_window"),
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
     }
-    if architecture.model_type == "granite":
-        fields.setdefault("attention_multiplier", head_dim**-0.5)
-    if architecture.model_type == "olmo2" and fields["sliding_window"]:
-        raise UnsupportedModel(
-            f"{header.path} slides its attention over {fields['sliding_window']} tokens in some layers (OLMo 3), which "
-            "cannot be read from a GGUF file. Take the model's safetensors folder or hub id instead."
-        )
+    _complete(fields, header, prefix)
     if architecture.model_type == "phi3":
         fields["rope_parameters"]["partial_rotary_factor"] = rotated / head_dim
     elif rotated != head_dim:
@@ -139,6 +135,44 @@ def config_fields(header: Header) -> dict[str, Any]:
             "in transformers do not. Take the model's safetensors folder or hub id instead."
         )
     return fields
+
+
+def _complete(fields: dict[str, Any], header: Header, prefix: str) -> None:
+    """What llama.cpp knows of a family, or of a size in it, and writes into no file.
+
+    Raises:
+        UnsupportedModel: the file's layers are not alike in a way that cannot be read.
+    """
+    kind, head_dim = fields["model_type"], fields["head_dim"]
+    if kind == "granite":
+        fields.setdefault("attention_multiplier", head_dim**-0.5)
+    if kind == "olmo2" and fields["sliding_window"]:
+        raise UnsupportedModel(
+            f"{header.path} slides its attention over {fields['sliding_window']} tokens in some layers (OLMo 3), which "
+            "cannot be read from a GGUF file. Take the model's safetensors folder or hub id instead."
+        )
+    if kind not in ("gemma2", "gemma3_text"):
+        return
+    # The largest of both families scale their scores by the width of a head as if heads shared the model's.
+    largest = fields["num_hidden_layers"] == {"gemma2": 46, "gemma3_text": 62}[kind]
+    width = fields["hidden_size"] // fields["num_attention_heads"]
+    fields["query_pre_attn_scalar"] = width if largest else head_dim
+    if kind == "gemma3_text":
+        period = header.metadata.get(f"{prefix}.attention.sliding_window_pattern", 6)
+        if not isinstance(period, int) or period < 1:
+            raise UnsupportedModel(
+                f"{header.path} does not say by a number which layers slide over a window, but with "
+                f"{str(period)[:40]}. Take the model's safetensors folder or hub id instead."
+            )
+        fields["layer_types"] = [
+            "sliding_attention" if (layer + 1) % period else "full_attention"
+            for layer in range(fields["num_hidden_layers"])
+        ]
+        local = header.metadata.get(f"{prefix}.rope.freq_base_swa", 10_000.0)
+        fields["rope_parameters"] = {
+            "full_attention": fields["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
 
 
 def _rope_scaling(header: Header, prefix: str) -> dict[str, Any]:
@@ -189,6 +223,7 @@ def weights_of(header: Header) -> list[Weight]:
                 name=f"{architecture.layers}.{layer[1]}.{name}" if layer else name,
                 tensor=tensor,
                 interleaved_heads=heads.get(stem, 0) if architecture.interleaved_heads else 0,
+                offset=-1.0 if architecture.shifted_norms and stem.endswith("norm") else 0.0,
                 transposed=suffix == "weight" and stem in architecture.transposed,
             )
         )

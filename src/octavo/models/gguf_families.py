@@ -17,6 +17,7 @@ class Architecture:
         keys: GGUF key (without the architecture) -> config field. All have to be there.
         optional: the same for those that may be missing.
         interleaved_heads: query and key rows are stored with each head's two halves interleaved.
+        shifted_norms: weights of norms are stored with one added, as they multiply.
         transposed: stems whose weight transformers keeps with the input dimension first.
     """
 
@@ -26,6 +27,7 @@ class Architecture:
     optional: Mapping[str, str] = field(default_factory=dict)
     layers: str = "model.layers"
     interleaved_heads: bool = False
+    shifted_norms: bool = False
     transposed: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -46,6 +48,17 @@ _ATTENTION = {
     "attn_output": "self_attn.o_proj",
 }
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_FOUR_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
 _DECODER = _ENDS | _NORMS | _ATTENTION | _MLP
 
 ARCHITECTURES = {
@@ -53,7 +66,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2", _DECODER, _KEYS | _RMS),
     "qwen3": Architecture(
         "qwen3",
-        _DECODER | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+        _DECODER | _HEAD_NORMS,
         _KEYS | _RMS,
     ),
     "phi3": Architecture(
@@ -64,12 +77,23 @@ ARCHITECTURES = {
         | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
         _KEYS | _RMS,
     ),
+    "gemma": Architecture("gemma", _DECODER, _KEYS | _RMS, shifted_norms=True),
+    "gemma2": Architecture(
+        "gemma2", _DECODER | _FOUR_NORMS, _KEYS | _RMS | _WINDOW, optional=_CAPS, shifted_norms=True
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        _DECODER | _FOUR_NORMS | _HEAD_NORMS,
+        _KEYS | _RMS | _WINDOW,
+        optional=_CAPS,
+        shifted_norms=True,
+    ),
     "olmo2": Architecture(
         "olmo2",
         _ENDS
         | _ATTENTION
         | _MLP
-        | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+        | _HEAD_NORMS
         | {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
         _KEYS | _RMS,
     ),

@@ -116,9 +116,11 @@ def _fill(
         if getattr(output, "weight", None) is module.weight:
             model.set_output_embeddings(_packed_linear(weight, packed, output.bias))
         table = _map_tensor(path, weight.tensor)
-        model.set_submodule(
-            place, PackedEmbedding(table, weight.tensor.type_id, *weight.tensor.shape, dtype=dtype)
+        scale = float(getattr(module, "embed_scale", 1.0))
+        embedding = PackedEmbedding(
+            table, weight.tensor.type_id, *weight.tensor.shape, dtype=dtype, scale=scale
         )
+        model.set_submodule(place, embedding)
 
 
 def _packed_linear(weight: Weight, packed: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -184,12 +186,12 @@ def _map_tensor(path: Path, tensor: StoredTensor) -> Tensor:
 
 def _dense(weight: Weight, packed: Tensor, dtype: torch.dtype) -> Tensor:
     """The parameter's values, unpacked from the file's bytes."""
-    values = torch.empty(weight.shape, dtype=dtype)
+    values = torch.empty(weight.shape, dtype=torch.float32 if weight.offset else dtype)
     rows = values.T if weight.transposed else values
     if values.ndim == 1:
         rows = values[:, None] if weight.interleaved_heads else values[None]
     dequantize_into(rows, packed, weight.tensor.type_id, _row_order(weight))
-    return values
+    return values.add_(weight.offset).to(dtype) if weight.offset else values
 
 
 def _row_order(weight: Weight) -> Tensor | None:

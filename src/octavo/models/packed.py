@@ -63,18 +63,27 @@ class PackedEmbedding(nn.Module):
         type_id: of GGUF.
         num_embeddings, embedding_dim: rows and their width.
         dtype: of what `forward` returns.
+        scale: by which every row is multiplied.
     """
 
     def __init__(
-        self, table: Tensor, type_id: int, num_embeddings: int, embedding_dim: int, *, dtype: torch.dtype
+        self,
+        table: Tensor,
+        type_id: int,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        dtype: torch.dtype,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self._table, self._type_id, self._dtype = table, type_id, dtype
+        self._table, self._type_id, self._dtype, self._scale = table, type_id, dtype, scale
 
     def rows(self, ids: Tensor) -> Tensor:
         """float32 `[n, embedding_dim]` of int64 `[n]`."""
-        return unpack_rows(self._type_id, self._table, ids, self.embedding_dim)
+        rows = unpack_rows(self._type_id, self._table, ids, self.embedding_dim)
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.rows(ids.reshape(-1)).to(self._dtype).view(*ids.shape, self.embedding_dim)
