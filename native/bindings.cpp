@@ -100,7 +100,7 @@ NB_MODULE(_native, m) {
         if (chosen == nullptr) throw std::invalid_argument("this CPU has no instruction set named '" + name + "'");
         kernels = chosen;
       },
-      nb::arg("name"), "Chooses the instruction set: avx512, avx2, generic, or '' for the best.");
+      nb::arg("name"), "Chooses the instruction set: avx512bf16, avx512, avx2, generic, or '' for the best.");
   m.def(
       "head_bytes",
       [](int format, int head_dim, int v_head_dim) {

@@ -106,6 +106,7 @@ extern const Kernels kGeneric;
 #ifdef OCTAVO_X86
 extern const Kernels kAvx2;
 extern const Kernels kAvx512;
+extern const Kernels kAvx512Bf16;
 #endif
 
 // The kernels of the named instruction set, or of the best one this CPU has when `name` is null or empty.

@@ -21,7 +21,7 @@ from octavo import _native
 from octavo.kernels.native import NativeKernels
 
 
-@pytest.fixture(params=["generic", "avx2", "avx512"])
+@pytest.fixture(params=["generic", "avx2", "avx512", "avx512bf16"])
 def isa(request, monkeypatch):
     """Each instruction set that this CPU has."""
     try:

@@ -30,7 +30,8 @@ def select_isa() -> str:
         _native.set_isa(wanted)
     except ValueError:
         raise InvalidRequest(
-            f"OCTAVO_ISA is {wanted!r}; this CPU runs none of that name. Use avx512, avx2 or generic, or unset it."
+            f"OCTAVO_ISA is {wanted!r}; this CPU runs none of that name. Use avx512bf16, avx512, avx2 or generic, "
+            "or unset it."
         ) from None
     return str(_native.isa())
 
