@@ -1,91 +1,15 @@
-// The one file that knows Python. Addresses come in as integers; kernels/native.py checks what they point to.
+// What Python sees; the other bindings*.cpp have more of it. Addresses come in as integers; kernels/native.py checks what they point to.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <stdexcept>
-#include <vector>
 
-#include "bindings.h"
+#include "bindings_step.h"
 
 namespace nb = nanobind;
 using namespace octavo;
 
 const Kernels* octavo::kernels = choose_kernels(nullptr);
-
-namespace {
-
-using Ints = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// The step's metadata, checked against each other once, here.
-struct Step {
-  AttendArgs args{};
-  std::vector<std::int64_t> starts, contexts, tables, offsets, slot_offsets;
-
-  Step(int dtype, int format, int num_heads, int num_kv_heads, int head_dim, int v_head_dim, const Ints& query_starts,
-       const Ints& context_lens, const Ints& table_starts, const Ints& block_offsets, const Ints& slots,
-       int num_threads)
-      : starts(copy(query_starts)),
-        contexts(copy(context_lens)),
-        tables(copy(table_starts)),
-        offsets(copy(block_offsets)),
-        slot_offsets(copy(slots)) {
-    const std::size_t n = contexts.size();
-    if (num_heads < 1 || num_kv_heads < 1 || num_heads % num_kv_heads != 0)
-      throw std::invalid_argument("num_heads must be a multiple of num_kv_heads, both at least 1");
-    if (head_dim < 1 || v_head_dim < 1 || head_dim > kMaxHeadDim || v_head_dim > kMaxHeadDim || num_threads < 1)
-      throw std::invalid_argument("head_dim and v_head_dim must be 1 to 512, num_threads at least 1");
-    if (n < 1 || starts.size() != n + 1 || tables.size() != n + 1 || slot_offsets.size() != n ||
-        starts[0] != 0 || tables[0] != 0 || static_cast<std::size_t>(tables[n]) != offsets.size())
-      throw std::invalid_argument("the step's arrays do not belong to the same number of sequences");
-    for (std::size_t s = 0; s < n; ++s) {
-      const std::int64_t tokens = starts[s + 1] - starts[s], blocks = tables[s + 1] - tables[s];
-      if (tokens < 1 || contexts[s] < 0 || blocks < (contexts[s] + tokens) / kBlockSize)
-        throw std::invalid_argument("a sequence has no tokens in this step, or fewer blocks than it fills");
-    }
-    args.dtype = static_cast<DType>(dtype);
-    args.format = static_cast<Format>(format);
-    args.num_seqs = static_cast<std::int64_t>(n);
-    args.query_starts = starts.data();
-    args.context_lens = contexts.data();
-    args.table_starts = tables.data();
-    args.block_offsets = offsets.data();
-    args.slots = slot_offsets.data();
-    args.num_heads = num_heads;
-    args.num_kv_heads = num_kv_heads;
-    args.head_dim = head_dim;
-    args.v_head_dim = v_head_dim;
-    args.num_threads = num_threads;
-  }
-
-  Step(const Step&) = delete;
-
-  static std::vector<std::int64_t> copy(const Ints& x) { return {x.data(), x.data() + x.shape(0)}; }
-
-  std::size_t workspace_bytes() const { return kernels->attend_workspace(args); }
-
-  void attend(std::uintptr_t q, std::int64_t q_token, std::int64_t q_head, std::uintptr_t k, std::int64_t k_token,
-              std::int64_t k_head, std::uintptr_t v, std::int64_t v_token, std::int64_t v_head, std::uintptr_t out,
-              std::int64_t out_token, std::int64_t out_head, std::uintptr_t sealed, std::uintptr_t open,
-              std::uintptr_t scratch, float scale, float softcap, std::int64_t window, std::uintptr_t sinks) const {
-    AttendArgs a = args;
-    a.softcap = softcap;
-    a.window = window;
-    a.sinks = at<const float>(sinks);
-    a.q = {at<void>(q), q_token, q_head};
-    a.k = {at<void>(k), k_token, k_head};
-    a.v = {at<void>(v), v_token, v_head};
-    a.out = {at<void>(out), out_token, out_head};
-    a.sealed = at<char>(sealed);
-    a.open = at<char>(open);
-    a.scratch = at<char>(scratch);
-    a.scale = scale;
-    nb::gil_scoped_release release;
-    kernels->attend(a);
-  }
-};
-
-}  // namespace
 
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // a model that lives until the process ends is no leak
@@ -125,6 +49,7 @@ NB_MODULE(_native, m) {
       },
       nb::arg("kind"), nb::arg("dtype"), nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("num_threads"));
   bind_linear(m);
+  bind_decoder(m);
   nb::class_<Step>(m, "Step")
       .def(nb::init<int, int, int, int, int, int, const Ints&, const Ints&, const Ints&, const Ints&, const Ints&, int>())
       .def_prop_ro("workspace_bytes", &Step::workspace_bytes)

@@ -15,5 +15,6 @@ T* at(std::uintptr_t address) {
 }
 
 void bind_linear(nanobind::module_& m);
+void bind_decoder(nanobind::module_& m);
 
 }  // namespace octavo

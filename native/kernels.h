@@ -74,6 +74,8 @@ struct Product {
   bool add;
 };
 
+struct DecoderArgs;
+
 struct Kernels {
   const char* name;
   std::size_t (*attend_workspace)(const AttendArgs&);
@@ -100,6 +102,8 @@ struct Kernels {
   // prepare_rows and multiply in a team of their own.
   void (*multiply_rows)(const Product*, int count, const float* x, std::int64_t stride, std::int64_t rows,
                         char* activations, int num_threads);
+  std::size_t (*decoder_workspace)(const DecoderArgs&);
+  void (*decode)(const DecoderArgs&);  // a step of a whole decoder, see decoder.h
 };
 
 extern const Kernels kGeneric;

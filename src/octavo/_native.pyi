@@ -71,3 +71,49 @@ def multiply_rows(
     activations: int,
     num_threads: int,
 ) -> None: ...
+
+class Decoder:
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        vocab: int,
+        rotary_dim: int,
+        activation: int,
+        residual_factor: float,
+        logit_factor: float,
+        logit_softcap: float,
+        final_norm: tuple[int, float],
+        head: tuple[Matrix, int],
+        /,
+    ) -> None: ...
+    def add_layer(
+        self,
+        norms: list[tuple[int, float]],
+        whole_rows: bool,
+        qkv: list[tuple[Matrix, int]],
+        out: tuple[Matrix, int],
+        gate_up: list[tuple[Matrix, int]],
+        down: tuple[Matrix, int],
+        rotary: int,
+        scale: float,
+        softcap: float,
+        window: int,
+        /,
+    ) -> None: ...
+    def workspace_bytes(self, step: Step, num_rows: int, num_wanted: int, /) -> int: ...
+    def decode(
+        self,
+        step: Step,
+        sealed: _Ints,
+        open: _Ints,
+        rotary: _Ints,
+        positions: _Ints,
+        x: int,
+        wanted: _Ints,
+        logits: int,
+        workspace: int,
+        attend_scratch: int,
+        phase_s: int,
+        /,
+    ) -> None: ...

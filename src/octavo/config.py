@@ -87,6 +87,8 @@ class EngineConfig:
         max_running: sequences that run at once.
         max_step_tokens: tokens computed in one step, decodes and prefill chunks together.
         kernels: `auto`, or `reference` to force the plain torch oracle.
+        fuse: run a decoder's layers as one native call where its structure is known; `False` runs the modules of
+            transformers one by one.
         debug_fill: fill fresh cache memory with NaN, so that a read before a write is seen.
     """
 
@@ -102,6 +104,7 @@ class EngineConfig:
     max_running: int = 16
     max_step_tokens: int = 512
     kernels: Literal["auto", "native", "reference"] = "auto"
+    fuse: bool = True
     debug_fill: bool = False
 
     def __post_init__(self) -> None:
@@ -111,7 +114,7 @@ class EngineConfig:
                 *("context", "threads", "max_running", "max_step_tokens"),
             ),
             "a string": ("dtype", "weights", "kv_format", "device", "kernels"),
-            "True or False": ("cache", "debug_fill"),
+            "True or False": ("cache", "fuse", "debug_fill"),
         }
         _check_kinds(self, kinds, optional=("kv_memory_bytes", "context", "threads"))
         if self.kernels not in ("auto", "native", "reference"):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import torch
 
-from octavo.engine import runner
 from octavo.engine.runner import Chunk, Runner
 from octavo.kv.manager import BlockTable, KVCacheManager
 from octavo.kv.planner import plan_cache
-from octavo.models.adapter import forward
 from octavo.models.loaded import LoadedModel
 from octavo.models.prepare import prepare_model
 
@@ -25,10 +21,11 @@ class CacheDriver:
         loaded: LoadedModel,
         *,
         kernels: str = "auto",
+        fuse: bool = True,
         kv_format: str = "raw",
         budget_bytes: int = 8 << 20,
     ) -> None:
-        self.prepared = prepare_model(loaded, kernels=kernels, kv_format=kv_format)
+        self.prepared = prepare_model(loaded, kernels=kernels, kv_format=kv_format, fuse=fuse)
         spec = self.prepared.spec
         plan = plan_cache(spec, self.prepared.page_format, budget_bytes, max_running=8)
         self.runner = Runner(self.prepared, plan, device="cpu", debug_fill=True)
@@ -52,11 +49,8 @@ class CacheDriver:
         """`step` with the logits of every new token: for each table `[tokens, vocabulary]`."""
         chunks = self.allocate(*parts)
 
-        def every_row(model, token_ids, positions, rows, context):
-            return forward(model, token_ids, positions, torch.arange(len(token_ids)), context)
-
-        with mock.patch.object(runner, "forward", every_row):
-            logits = self._run(chunks)
+        num_rows = sum(len(chunk.token_ids) for chunk in chunks)
+        logits = self._run(chunks, torch.arange(num_rows))
         self._commit(chunks)
         return list(logits.split([len(chunk.token_ids) for chunk in chunks]))
 
@@ -76,8 +70,8 @@ class CacheDriver:
         )
 
     @torch.inference_mode()
-    def _run(self, chunks: list[Chunk]) -> torch.Tensor:
-        return self.runner.run(chunks)
+    def _run(self, chunks: list[Chunk], rows: torch.Tensor | None = None) -> torch.Tensor:
+        return self.runner.run(chunks, rows)
 
     def _commit(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:

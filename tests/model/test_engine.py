@@ -308,9 +308,9 @@ def test_tenants_share_nothing(engine):
 def test_nan_fails_its_own_request_only(engine, expected, monkeypatch):
     run = engine._core._runner.run
 
-    def poisoned(chunks):
-        logits = run(chunks)
-        for row, chunk in zip(logits, chunks, strict=True):
+    def poisoned(chunks, rows):
+        logits = run(chunks, rows)
+        for row, chunk in zip(logits, chunks, strict=True):  # each chunk is the rest of its sequence here
             if chunk.table.token_ids[:1] == [SECOND[0]] or chunk.token_ids[0] == SECOND[0]:
                 row[3] = float("nan")
         return logits
@@ -333,7 +333,7 @@ def test_nan_fails_its_own_request_only(engine, expected, monkeypatch):
 
 
 def test_a_failed_step_is_told_and_the_engine_goes_on(engine, expected, monkeypatch):
-    def broken(chunks):
+    def broken(chunks, rows):
         raise RuntimeError("the machine is on fire")
 
     with monkeypatch.context() as patch:
@@ -389,7 +389,8 @@ def test_settings_that_do_not_exist_or_do_not_fit_are_refused():
         TokenEngine(loaded)
 
 
-def test_the_model_itself_is_not_to_be_called():
+@pytest.mark.parametrize("fuse", [True, False])
+def test_the_model_itself_is_not_to_be_called(fuse):
     loaded = tiny_loaded("llama")
-    with TokenEngine(loaded, kv_memory="64MiB"), pytest.raises(Exception, match="ask the engine"):
+    with TokenEngine(loaded, kv_memory="64MiB", fuse=fuse), pytest.raises(Exception, match="ask the engine"):
         loaded.model(torch.tensor([[5, 6]]), use_cache=False)

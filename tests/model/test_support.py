@@ -71,7 +71,7 @@ def ask_once(model, **changes):
     """One step of a model whose attention is asked with other keywords than it gives."""
     loaded = tiny_loaded("llama")
     loaded.model = model
-    driver = CacheDriver(loaded)
+    driver = CacheDriver(loaded, fuse=False)
     ours = adapter._attention
 
     def changed(module, query, key, value, attention_mask, **kwargs):

@@ -14,6 +14,7 @@ from families import tiny_loaded
 from torch import nn
 
 from octavo.engine.engine import TokenEngine
+from octavo.kernels.linear import PackedMatrix
 from octavo.models import check
 from octavo.models.exact import ExactLinear
 from octavo.models.prepare import PreparedModel, prepare_model
@@ -29,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 def prepared(request: pytest.FixtureRequest) -> PreparedModel:
-    return prepare_model(tiny_loaded("llama", request.param))
+    return prepare_model(tiny_loaded("llama", request.param), fuse=False)
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_only_parts_that_are_not_known_are_measured(prepared: PreparedModel, mea
     check.check_exactness(prepared, max_rows=MAX_ROWS)
     measured.clear()
     dtype = next(prepared.model.parameters()).dtype
-    other = prepare_model(tiny_loaded("llama", dtype, intermediate_size=96))
+    other = prepare_model(tiny_loaded("llama", dtype, intermediate_size=96), fuse=False)
     check.check_exactness(other, max_rows=MAX_ROWS)
     assert [name.rpartition(" ")[0] for name in measured] == ["linear 64 -> 96", "linear 96 -> 64"]
 
@@ -194,7 +195,7 @@ def test_norms_are_checked_with_and_without_weights() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "mixtral"])
 def test_other_families(family: str) -> None:
-    result = check.check_exactness(prepare_model(tiny_loaded(family)), max_rows=64)
+    result = check.check_exactness(prepare_model(tiny_loaded(family), fuse=False), max_rows=64)
     names = {part.name for part in result.parts}
     assert result.exact
     assert (
@@ -207,13 +208,35 @@ def test_other_families(family: str) -> None:
     )
 
 
+def test_a_fused_decoder_has_its_linear_layers_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = prepare_model(tiny_loaded("llama"))
+    result = check.check_exactness(fused, max_rows=64)
+    sizes = ("64 -> 64", "64 -> 32", "64 -> 128", "128 -> 64", "64 -> 320")
+    assert result.exact
+    assert {part.name for part in result.parts} == {f"native linear {size} fp32" for size in sizes}
+
+    multiply = PackedMatrix.multiply
+
+    def broken(self: PackedMatrix, x: torch.Tensor) -> torch.Tensor:
+        out = multiply(self, x)
+        if len(x) == 17 and self.num_outputs == 320:
+            out.view(torch.int32)[-1, -1] += 1
+        return out
+
+    monkeypatch.setattr(PackedMatrix, "multiply", broken)
+    assert check.check_exactness(fused, max_rows=64).exact  # it is remembered
+    result = check.check_exactness(fused, max_rows=64, fresh=True)
+    assert not result.exact
+    assert "native linear 64 -> 320 fp32 differed" in result.reason
+
+
 def test_replies_of_an_engine_that_is_not_exact_say_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     break_linear(monkeypatch, lambda linear, rows: rows == 17 and linear.out_features == 320)
     with (
         caplog.at_level(logging.WARNING, "octavo"),
-        TokenEngine(tiny_loaded("llama"), kv_memory="64MiB") as engine,
+        TokenEngine(tiny_loaded("llama"), kv_memory="64MiB", fuse=False) as engine,
     ):
         replies = [engine.generate(range(10, 15), max_tokens=2) for _ in range(2)]
     (said,) = [record.getMessage() for record in caplog.records]

@@ -10,6 +10,8 @@ import typer
 
 from octavo.cli.bench_chat import chat
 from octavo.cli.bench_model import model
+from octavo.cli.options import EngineOptions, Model, grouped
+from octavo.cli.terminal import Terminal
 
 bench = typer.Typer(name="bench", no_args_is_help=True, help="Measure the engine or a part of it.")
 
@@ -57,3 +59,27 @@ def attention(
             f"{figure.of_read:.0%}" if known else "",
         )
     Console(file=sys.stdout).print(table)
+
+
+@bench.command()
+@grouped
+def step(
+    model: Model,
+    tokens: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 2048,
+    sequences: Annotated[int, typer.Option(help="Sequences that decode together.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="Measured decode steps.", min=1)] = 32,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time of a step goes.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    *,
+    engine: EngineOptions,
+) -> None:
+    """Prefill and decode of random prompts, beside the time that reading weights and cache alone would take."""
+    from octavo.cli import bench_step
+
+    settings = engine.settings()
+    terminal = Terminal(json=json_)
+    result = bench_step.measure(model, settings, terminal, tokens=tokens, sequences=sequences, steps=steps)
+    if json_:
+        terminal.print_json(result.as_dict())
+    else:
+        bench_step.show(result, profile)

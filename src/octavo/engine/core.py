@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -66,7 +67,9 @@ class EngineCore:
             context=config.context,
             device=config.device,
             kernels=config.kernels,
+            fuse=config.fuse,
         )
+        self.prepared = prepared
         self._plan = plan_cache(prepared.spec, prepared.page_format, budget_bytes, config.max_running)
         self._identity = prepared.identity
         self._name = loaded.name
@@ -94,6 +97,11 @@ class EngineCore:
         self._exactness = check_exactness(prepared, max_rows=config.max_step_tokens, progress=progress)
         if not self._exactness.exact:
             _log.warning("%s", self._exactness.reason)
+
+    @property
+    def num_prefilling(self) -> int:
+        """Requests whose first token is still to come."""
+        return sum(sequences[0].state.first_token_s is None for sequences in self._sequences.values())
 
     @property
     def has_work(self) -> bool:
@@ -167,28 +175,34 @@ class EngineCore:
             self._only_waits = self._tiers.patience_s is not None
             return [] if self._only_waits else self._stuck()
         try:
-            logits = self._run(scheduled)
+            rows = self._run(scheduled)
         except Exception as error:  # a step is all or nothing: its sequences fail, the others go on
             requests = {item.sequence.state.request.request_id for item in scheduled}
             return [event for request_id in requests for event in self._fail(request_id, error)]
         events: list[Event] = []
-        for item, row in zip(scheduled, logits, strict=True):
+        for item, row in zip(scheduled, rows, strict=True):
             events += self._advance(item, row)
         num_computed = sum(len(item.chunk.token_ids) for item in scheduled)
         self._tiers.computed(num_computed, time.perf_counter() - started_s)
         self._tiers.save_some(num_computed=num_computed)
         return events
 
-    def _run(self, scheduled: SequenceOf[Scheduled]) -> torch.Tensor:
-        """Computes the chunks; logits of each one's last row."""
+    def _run(self, scheduled: SequenceOf[Scheduled]) -> list[torch.Tensor | None]:
+        """Computes the chunks; logits of the last row of those that complete their sequence."""
         chunks = [item.chunk for item in scheduled]
+        counts = [len(chunk.token_ids) for chunk in chunks]
+        completes = [
+            count == item.sequence.num_remaining_tokens for count, item in zip(counts, scheduled, strict=True)
+        ]
         if all(item.sequence.state.request.prompt_logprobs is None for item in scheduled):
-            return self._runner.run(chunks)
-        logits = self._runner.run(chunks, torch.arange(sum(len(chunk.token_ids) for chunk in chunks)))
-        parts = torch.split(logits, [len(chunk.token_ids) for chunk in chunks])
+            ends = itertools.accumulate(counts)
+            wanted = [end - 1 for end, complete in zip(ends, completes, strict=True) if complete]
+            rows = iter(self._runner.run(chunks, torch.tensor(wanted, dtype=torch.int64)))
+            return [next(rows) if complete else None for complete in completes]
+        parts = torch.split(self._runner.run(chunks, torch.arange(sum(counts))), counts)
         for item, part in zip(scheduled, parts, strict=True):
             self._score(item, part.numpy())
-        return torch.stack([part[-1] for part in parts])
+        return [part[-1] if complete else None for part, complete in zip(parts, completes, strict=True)]
 
     def _score(self, item: Scheduled, rows: npt.NDArray[np.float32]) -> None:
         """Notes what the model thought of the prompt's tokens, from the logits of all rows of a chunk."""
@@ -301,7 +315,7 @@ class EngineCore:
             detokenizer=Detokenizer(self._tokenizer, params.stop, shown=state.request.shown_specials),
         )
 
-    def _advance(self, item: Scheduled, logits: torch.Tensor) -> list[Event]:
+    def _advance(self, item: Scheduled, logits: torch.Tensor | None) -> list[Event]:
         """Takes a computed chunk into the cache, and samples when its sequence has nothing left to compute."""
         sequence, state = item.sequence, item.sequence.state
         table, count = item.chunk.table, len(item.chunk.token_ids)
@@ -311,7 +325,7 @@ class EngineCore:
         caches = state.request.cache
         if not caches or state.first_token_s is None:
             state.num_computed_tokens += count
-        if sequence.num_remaining_tokens:
+        if logits is None:
             if state.first_token_s is None:
                 return [Progress(state.request.request_id, table.num_tokens, state.num_prompt_tokens)]
             return []

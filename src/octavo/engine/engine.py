@@ -78,7 +78,7 @@ class TokenEngine:
                 f"{model.name} is loaded already, so its weights cannot be held as {config.weights}. Give weights to "
                 "load_model instead."
             )
-        loaded = model if isinstance(model, LoadedModel) else _load(model, config, progress)
+        loaded = model if isinstance(model, LoadedModel) else load_as_set(model, config, progress)
         self.name = loaded.name
         self.tokenizer = loaded.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
@@ -382,7 +382,9 @@ def _threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _load(model: str | os.PathLike[str], config: EngineConfig, progress: Progress | None) -> LoadedModel:
+def load_as_set(
+    model: str | os.PathLike[str], config: EngineConfig, progress: Progress | None
+) -> LoadedModel:
     """The model with its weights held as the settings ask; on other devices than the CPU `auto` is dense."""
     dtype = resolve_dtype(config.dtype, config.device, config.weights)
     weights = dtype if config.weights == "auto" and config.device != "cpu" else config.weights

@@ -12,7 +12,7 @@ from octavo.kernels import AttentionBatch
 from octavo.kv.planner import CachePlan
 from octavo.kv.storage.arena import OpenArena, SealedArena
 from octavo.kv.table import BlockTable, StepPlan
-from octavo.models.adapter import StepContext, forward
+from octavo.models.adapter import StepContext
 from octavo.models.prepare import PreparedModel
 from octavo.spec import BLOCK_SIZE
 
@@ -56,7 +56,7 @@ class Runner:
 
     @property
     def workspace_bytes(self) -> int:
-        return self._prepared.kernels.workspace_bytes
+        return self._prepared.workspace_bytes
 
     @property
     def allocated_bytes(self) -> int:
@@ -90,8 +90,7 @@ class Runner:
         )
         if rows is None:
             rows = torch.from_numpy(batch.query_starts[1:] - 1)
-        logits = forward(
-            self._prepared.model,
+        logits = self._prepared.forward(
             torch.tensor(ids, device=self._device),
             torch.tensor(positions, device=self._device),
             rows.to(self._device),

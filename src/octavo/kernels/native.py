@@ -12,7 +12,8 @@ from octavo.kernels.batch import AttentionBatch, Scoring, SealedFormat
 from octavo.spec import BLOCK_SIZE, PageShape
 
 _DTYPES = {torch.bfloat16: 0, torch.float32: 1}
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "quick_gelu": 3}
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "quick_gelu": 3}
 
 
 class KernelArgumentError(OctavoError, ValueError):
@@ -48,7 +49,7 @@ def activate(kind: str, x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     _native.activate(
-        _ACTIVATIONS[kind], _DTYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), torch.get_num_threads()
+        ACTIVATIONS[kind], _DTYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel(), torch.get_num_threads()
     )
     return out
 
@@ -60,7 +61,7 @@ class NativeStep:
         page = kernels.page
         self._kernels = kernels
         self._num_rows = batch.num_rows
-        self._step = _native.Step(
+        self.native = _native.Step(
             _DTYPES[kernels.dtype],
             kernels.sealed_format.native_id,
             kernels.num_heads,
@@ -78,7 +79,23 @@ class NativeStep:
         self._max_open = int(batch.slots.max())
         if min(batch.block_offsets.min(initial=0), batch.slots.min()) < 0:
             raise KernelArgumentError("A page offset is negative: a block id in the step's tables is wrong.")
-        self._scratch = kernels.reserve(self._step.workspace_bytes)
+        self.scratch = kernels.reserve(self.native.workspace_bytes)
+
+    def check_pages(self, sealed_bytes: int, open_bytes: int) -> None:
+        """Checks that a layer's pages hold what the step's tables point to.
+
+        Raises:
+            KernelArgumentError: they do not.
+        """
+        kernels = self._kernels
+        if self._max_sealed and self._max_sealed + kernels.page_bytes > sealed_bytes:
+            raise KernelArgumentError(
+                f"A block table points {self._max_sealed:,} bytes into {sealed_bytes:,} bytes of sealed pages."
+            )
+        if self._max_open + kernels.open_page_bytes > open_bytes:
+            raise KernelArgumentError(
+                f"A slot points {self._max_open:,} bytes into {open_bytes:,} bytes of open pages."
+            )
 
     def attend(
         self,
@@ -107,22 +124,15 @@ class NativeStep:
             raise KernelArgumentError(
                 f"sinks is {sinks.dtype} {tuple(sinks.shape)}; the step wants float32 ({kernels.num_heads},)."
             )
-        if self._max_sealed and self._max_sealed + kernels.page_bytes > sealed.numel():
-            raise KernelArgumentError(
-                f"A block table points {self._max_sealed:,} bytes into {sealed.numel():,} bytes of sealed pages."
-            )
-        if self._max_open + kernels.open_page_bytes > opened.numel():
-            raise KernelArgumentError(
-                f"A slot points {self._max_open:,} bytes into {opened.numel():,} bytes of open pages."
-            )
-        self._step.attend(
+        self.check_pages(sealed.numel(), opened.numel())
+        self.native.attend(
             *(q.data_ptr(), q.stride(0), q.stride(1)),
             *(k.data_ptr(), k.stride(0), k.stride(1)),
             *(v.data_ptr(), v.stride(0), v.stride(1)),
             *(out.data_ptr(), out.stride(0), out.stride(1)),
             sealed.data_ptr(),
             opened.data_ptr(),
-            self._scratch.data_ptr(),
+            self.scratch.data_ptr(),
             scoring.scale,
             scoring.softcap,
             scoring.window,

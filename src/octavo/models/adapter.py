@@ -98,14 +98,28 @@ def _refuse_unknown(module: Any, kwargs: dict[str, Any]) -> None:
             )
 
 
-def _check_window(module: Any, layer: int, told: int | None) -> None:
-    """Refuses a layer whose config and attention disagree: transformers' own mask follows the config."""
-    config = module.config
+def window_of(config: Any, layer: int) -> int:
+    """Tokens that a layer's attention sees, as transformers' own mask would follow the config; 0 for all.
+
+    Raises:
+        UnsupportedModel: the layer slides over a window, and the config does not say how wide it is.
+    """
+    width = int(getattr(config, "sliding_window", None) or 0)
     layer_types = getattr(config, "layer_types", None)
     if layer_types:
-        slides = layer_types[layer] == "sliding_attention"
-    else:
-        slides = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+        if layer_types[layer] != "sliding_attention":
+            return 0
+        if width == 0:
+            raise UnsupportedModel(
+                f"Layer {layer} slides over a window, and no sliding_window says how wide it is."
+            )
+        return width
+    return width if getattr(config, "use_sliding_window", True) else 0
+
+
+def _check_window(module: Any, layer: int, told: int | None) -> None:
+    """Refuses a layer whose config and attention disagree: transformers' own mask follows the config."""
+    slides = window_of(module.config, layer) > 0
     if slides != bool(told):
         raise UnsupportedModel(
             f"{type(module).__name__} slides over a window and does not say how wide it is."
@@ -119,7 +133,6 @@ AttentionInterface.register(ATTENTION_NAME, _attention)
 
 def attach(model: Any) -> None:
     """Makes `model` attend through the cache and its experts independent of the batch's routing."""
-    model.requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
     if _has_experts(model):
         model.set_experts_implementation("batched_mm")
@@ -145,6 +158,9 @@ def forward(
         UnsupportedModel: a layer did not go through the cache, or with other shapes than the config tells.
     """
     context.calls = 0
+    num_wanted = len(rows)
+    if num_wanted == 0:  # the head does not take no rows at all
+        rows = torch.zeros(1, dtype=torch.int64, device=rows.device)
     if len(token_ids) == 1 and _has_experts(model):
         token_ids, positions = token_ids.expand(2), positions.expand(2)
     kind = type(model).__name__
@@ -166,5 +182,5 @@ def forward(
             f"{kind} has {len(context.sealed)} layers and {context.calls} of them attended through "
             "the cache; the others would compute wrong answers."
         )
-    logits: torch.Tensor = out.logits[0]
+    logits: torch.Tensor = out.logits[0, :num_wanted]
     return logits

@@ -23,8 +23,10 @@ import torch
 from torch import nn
 
 from octavo.errors import EngineError
+from octavo.kernels.linear import PackedMatrix
 from octavo.kernels.native import select_isa
 from octavo.models.exact import ExactActivation, ExactLinear, give_back_freed_memory
+from octavo.models.fused import FusedDecoder
 from octavo.models.loaded import Progress
 from octavo.models.packed import PackedLinear
 from octavo.models.prepare import KERNEL_VERSION, PreparedModel
@@ -97,7 +99,11 @@ def check_exactness(
             f"{prepared.identity['device']}, and the promise is for the native kernels on the CPU.",
         )
     record = _Record(environment(max_rows))
-    parts = _parts(prepared.model, prepared.spec.dtype)
+    parts = (
+        _parts(prepared.model, prepared.spec.dtype)
+        if prepared.fused is None
+        else _fused_parts(prepared.fused)
+    )
     known = {} if fresh else record.read()
     new = {name: part for name, part in parts.items() if name not in known}
     if new:
@@ -201,6 +207,24 @@ def _parts(model: nn.Module, dtype_name: ComputeDtype) -> dict[str, _Part]:
         compute = partial(_route, module) if kind.endswith("Router") else module
         parts.setdefault(name, _Part(name, width, dtype, size, compute))
     return parts
+
+
+def _fused_parts(fused: FusedDecoder) -> dict[str, _Part]:
+    """The distinct linear layers of a fused decoder; the rest of it is ours and covered by tests."""
+    return {
+        f"native linear {name}": _Part(
+            f"native linear {name}",
+            matrix.num_inputs,
+            torch.float32,
+            matrix.num_bytes,
+            partial(_multiply, matrix),
+        )
+        for name, matrix in fused.matrices.items()
+    }
+
+
+def _multiply(matrix: PackedMatrix, x: torch.Tensor) -> torch.Tensor:
+    return matrix.multiply(x[0])[None]
 
 
 def _route(router: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -77,12 +77,18 @@ class RotaryTable(nn.Module):
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object) -> object:
+        tables = self.tables(x, int(position_ids.max()) + 1, *args, **kwargs)
+        return tuple(table[position_ids] for table in tables)
+
+    def tables(
+        self, x: torch.Tensor, length: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, ...]:
+        """Cosines and sines `[length or more, channels]` in the dtype of `x` `[batch, tokens, width]`."""
         key = (x.dtype, x.device, args, tuple(sorted(kwargs.items())))
-        length = int(position_ids.max()) + 1
         tables = self._tables.get(key)
         if tables is None or tables[0].shape[0] < length:
             tables = self._tables[key] = self._extend(x, tables, length, args, kwargs)
-        return tuple(table[position_ids] for table in tables)
+        return tables
 
     def _extend(
         self,
@@ -101,7 +107,8 @@ class RotaryTable(nn.Module):
         return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
 
 
-def _activation_kind(module: nn.Module) -> str | None:
+def activation_kind(module: nn.Module) -> str | None:
+    """The native activation that computes what `module` does; None if there is none."""
     name = type(module).__name__
     if name in ("SiLU", "SiLUActivation"):
         return "silu"
@@ -127,7 +134,7 @@ def _replacement(module: nn.Module) -> nn.Module | None:
         return ExactLinear(weight.T, bias)
     if name.endswith("RotaryEmbedding"):
         return RotaryTable(module)
-    kind = _activation_kind(module)
+    kind = activation_kind(module)
     return None if kind is None else ExactActivation(kind)
 
 

@@ -13,8 +13,11 @@ from octavo.formats import PageFormat, get_format
 from octavo.kernels import AttentionKernels
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.reference import ReferenceKernels
-from octavo.models.adapter import attach
+from octavo.models import adapter
+from octavo.models.adapter import StepContext
 from octavo.models.exact import make_exact
+from octavo.models.fuse import NotFusable
+from octavo.models.fused import FusedDecoder
 from octavo.models.loaded import LoadedModel
 from octavo.models.packed import kinds_of, weights_bytes
 from octavo.models.support import TESTED_FAMILIES, cache_spec, refuse_unsupported
@@ -39,14 +42,18 @@ class Probe:
         Raises:
             UnsupportedModel: they differ by more than rounding explains.
         """
-        scale = self.logits.abs().max().item()
-        difference = (logits - self.logits).abs().max().item()
-        bound = 1e-3 if self.logits.dtype == torch.float32 else 0.05
-        if not difference <= bound * max(scale, 1e-6):
+        if not self.agrees(logits):
             raise UnsupportedModel(
                 f"Octavo does not run {kind} models yet: computed through the cache, their logits differ from "
-                f"transformers' own by {difference:.3g} where the largest is {scale:.3g}."
+                f"transformers' own by {(logits - self.logits).abs().max().item():.3g} where the largest is "
+                f"{self.logits.abs().max().item():.3g}."
             )
+
+    def agrees(self, logits: torch.Tensor) -> bool:
+        """Whether logits are transformers' own but for rounding."""
+        scale = max(self.logits.abs().max().item(), 1e-6)
+        bound = 1e-3 if self.logits.dtype == torch.float32 else 0.05
+        return (logits - self.logits).abs().max().item() <= bound * scale
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +61,8 @@ class PreparedModel:
     """A model that attends through the cache.
 
     Attributes:
+        fused: runs the layers as one native call; None where they run module by module.
+        unfused_reason: why they do.
         identity: the fields that a bit of its keys and values can depend on; part of every block hash.
         probe: of a family that the tests do not cover; to be checked before the first request.
     """
@@ -66,6 +75,21 @@ class PreparedModel:
     weights_bytes: int
     identity: dict[str, str | int]
     probe: Probe | None
+    fused: FusedDecoder | None
+    unfused_reason: str
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes held for intermediate results."""
+        return self.kernels.workspace_bytes + (0 if self.fused is None else self.fused.workspace_bytes)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: StepContext
+    ) -> torch.Tensor:
+        """One packed step; see `octavo.models.adapter.forward`."""
+        if self.fused is not None:
+            return self.fused.forward(token_ids, positions, rows, context)
+        return adapter.forward(self.model, token_ids, positions, rows, context)
 
 
 def resolve_dtype(choice: str, device: str = "cpu", weights: str = "auto") -> ComputeDtype:
@@ -112,6 +136,7 @@ def prepare_model(
     context: int | None = None,
     device: str = "cpu",
     kernels: str = "auto",
+    fuse: bool = True,
 ) -> PreparedModel:
     """Makes `loaded.model` run through the cache, in place.
 
@@ -126,6 +151,7 @@ def prepare_model(
             f"{loaded.name} was made for {loaded.context_length:,} tokens; a context of {context:,} is too long."
         )
     refuse_unsupported(model)
+    model.requires_grad_(False)
     spec = cache_spec(model, loaded.dtype)
     page_format = get_format(kv_format, spec)
     torch_dtype = torch.bfloat16 if loaded.dtype == "bf16" else torch.float32
@@ -135,16 +161,26 @@ def prepare_model(
         raise UnsupportedModel(f"{loaded.name} is loaded in {first.dtype}; load it in bf16 or fp32.")
     probe = None if model.config.model_type in TESTED_FAMILIES else _make_probe(model, context)
     native = device == "cpu" and kernels != "reference"
-    if native:
-        make_exact(model)
-    elif kernels == "native":
+    if kernels == "native" and not native:
         raise InvalidRequest(
             f"The native kernels run on the CPU, not on {device}. Use kernels='reference' there."
         )
-    attach(model)
-    model.to(device)
     kernel_set: type[NativeKernels] | type[ReferenceKernels] = NativeKernels if native else ReferenceKernels
     attention = kernel_set(spec.group.page, spec.group.num_heads, torch_dtype, page_format)
+    fused, unfused_reason = None, "" if native else f"the {attention.name} kernels run module by module"
+    if native and not fuse:
+        unfused_reason = "it was asked for"
+    elif isinstance(attention, NativeKernels):
+        try:
+            fused = _fuse(model, attention, spec, probe)
+        except NotFusable as error:
+            unfused_reason = str(error)
+    if fused is None:
+        if native:
+            make_exact(model)
+        adapter.attach(model)
+        model.to(device)
+    held = weights_bytes(model) + (0 if fused is None else fused.held_bytes)
     identity: dict[str, str | int] = {
         "model": loaded.fingerprint.hex(),
         "dtype": spec.dtype,
@@ -153,14 +189,32 @@ def prepare_model(
         "block_size": BLOCK_SIZE,
         "kernels": attention.name,
         "kernel_version": KERNEL_VERSION,
-        "path": "unfused",
+        "path": "unfused" if fused is None else "fused",
         "device": str(device),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "rope": repr(getattr(model.config, "rope_parameters", None)),
     }
-    return PreparedModel(model, spec, page_format, attention, context, weights_bytes(model), identity, probe)
+    return PreparedModel(
+        model, spec, page_format, attention, context, held, identity, probe, fused, unfused_reason
+    )
+
+
+def _fuse(model: Any, kernels: NativeKernels, spec: CacheSpec, probe: Probe | None) -> FusedDecoder:
+    """The fused form of a model, whose own layers are then let go.
+
+    A family that the tests do not cover keeps them until the fused form has given the logits of its probe.
+
+    Raises:
+        NotFusable: it is built differently than any that is known, or computes something else.
+    """
+    fused = FusedDecoder(model, kernels, spec, keep=probe is not None)
+    if probe is not None:
+        if not probe.agrees(fused.compute_alone(probe.token_ids)):
+            raise NotFusable(f"{type(model).__name__} computes something else than the layers it looks like")
+        fused.let_go()
+    return fused
 
 
 @torch.inference_mode()
