@@ -11,7 +11,7 @@ from collections import abc
 from dataclasses import dataclass
 from functools import lru_cache
 
-from octavo.kv import BlockTable, KVCacheManager, PrefixMatch, StepPlan, block_hash
+from octavo.kv import BlockTable, ByValue, KVCacheManager, PrefixMatch, StepPlan, block_hash
 from octavo.spec import BLOCK_SIZE as B
 
 NUM_BLOCKS, NUM_SLOTS, MAX_TAILS = 12, 6, 3
@@ -69,14 +69,17 @@ class Model:
     if hashes do not collide.
     """
 
-    def __init__(self, *, collide: bool = False, num_slots: int = NUM_SLOTS) -> None:
+    def __init__(self, *, collide: bool = False, num_slots: int = NUM_SLOTS, by_value: bool = False) -> None:
         self.exact = not collide
+        self.by_value = by_value
         self.kv = KVCacheManager(
             num_blocks=NUM_BLOCKS,
             num_slots=num_slots,
             max_tails=MAX_TAILS,
             hash_function=colliding_hash if collide else block_hash,
+            **({"policy": ByValue} if by_value else {}),
         )
+        self.ids: dict[int, int] = {}  # of published blocks, by their last row
         self.num_slots = num_slots
         self.blocks = [[POISON] * B for _ in range(NUM_BLOCKS)]
         self.slots = [[POISON] * B for _ in range(num_slots)]
@@ -106,6 +109,8 @@ class Model:
 
     def victims(self, num_blocks: int) -> list[int]:
         """The published blocks that must go to make room: no more than needed, longest unused first."""
+        if self.by_value:  # any that nobody holds may have gone, as many as were needed
+            return [end for end in self.published if self.kv.published(self.ids[end]) is None]
         reusable = sorted(self.published.keys() - self.held(), key=self.published.__getitem__)
         used = {block_id for seq in self.running for block_id in seq.table.block_ids}
         return reusable[: max(0, num_blocks - (NUM_BLOCKS - len(used) - len(reusable)))]
@@ -144,7 +149,13 @@ class Model:
             num_full = (len(seq.token_ids) + len(token_ids)) // B - len(seq.token_ids) // B
             available = self.kv.num_free_blocks + self.kv.num_reusable_blocks
             victims = self.victims(num_full)
+            reusable = self.published.keys() - self.held()
+            num_free = self.kv.num_free_blocks
             plan = self.kv.allocate(seq.table, len(token_ids))
+            if self.by_value and plan is not None:
+                victims = self.victims(num_full)
+                assert set(victims) <= reusable
+                assert len(victims) == max(0, num_full - num_free)
             if plan is None:
                 assert num_full > available or len(self.running) > self.num_slots
                 assert self.observable(seq.table) == before
@@ -167,8 +178,9 @@ class Model:
                 self.kv.commit(seq.table, token_ids)
                 seq.token_ids += token_ids
                 if not seq.private:
-                    for end in seq.block_ends:
+                    for end, block_id in zip(seq.block_ends, seq.table.block_ids, strict=True):
                         self.published.setdefault(end, 0)
+                        self.ids[end] = block_id
 
     def compute(self, seq: Sequence, token_ids: list[int], plan: StepPlan, fails: bool) -> None:
         """Append rows to the open block, seal it when it is full, leave the last block in the slot."""

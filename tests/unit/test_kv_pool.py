@@ -92,7 +92,7 @@ def test_a_policy_of_ones_own_decides_what_is_evicted() -> None:
             self.remove(victim)
             return victim
 
-    kv = manager(num_blocks=2, policy=MostRecentlyUsed())
+    kv = manager(num_blocks=2, policy=lambda _: MostRecentlyUsed())
     for first in (0, 100):
         kv.free(run(kv, tokens(first, 32)))
     run(kv, tokens(200, 32))

@@ -32,11 +32,12 @@ class CacheMachine(RuleBasedStateMachine):
     """Drives a model with random operations, and checks everything after each."""
 
     collide = False
+    by_value = False
     num_steps = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Model(collide=self.collide)
+        self.model = Model(collide=self.collide, by_value=self.by_value)
         CacheMachine.num_steps -= 1  # everything is checked once before the first operation
 
     def sequence(self, number: int) -> Sequence:
@@ -150,6 +151,12 @@ class CollidingCacheMachine(CacheMachine):
     collide = True
 
 
+class ByValueCacheMachine(CacheMachine):
+    """The same with eviction by value."""
+
+    by_value = True
+
+
 def drive(machine: type[CacheMachine], num_steps: int) -> None:
     """Run a machine for at least `num_steps` operations, 50 or fewer in each example."""
     CacheMachine.num_steps = 0
@@ -167,6 +174,6 @@ def drive(machine: type[CacheMachine], num_steps: int) -> None:
         )
 
 
-@pytest.mark.parametrize("machine", [CacheMachine, CollidingCacheMachine])
+@pytest.mark.parametrize("machine", [CacheMachine, CollidingCacheMachine, ByValueCacheMachine])
 def test_random_operations_agree_with_the_naive_model(machine: type[CacheMachine]) -> None:
     drive(machine, num_steps=1_500)

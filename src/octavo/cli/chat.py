@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +39,13 @@ def chat(
     load: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Go on with a conversation that /save wrote.")
     ] = None,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the conversation on disk after each turn, to be resumed.")
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Go on with a conversation that is kept; last is the latest one."),
+    ] = None,
     overflow: Annotated[
         Overflow | None,
         typer.Option(
@@ -65,25 +72,43 @@ def chat(
             "A saved conversation has its own system prompt, so --load takes no --system. "
             "Leave out one of them."
         )
+    if resume is not None and (system is not None or load is not None):
+        raise InvalidRequest(
+            "--resume takes a whole conversation, system prompt included. Leave out --system and --load."
+        )
     saved = None if load is None else _read_saved(load)
-    if saved is not None and overflow is not None:
-        saved["overflow"] = overflow.value
+    if saved is not None:
+        saved = _with_overflow(saved, overflow)
+    item = None
     turns = _scripted(script)
     terminal = Terminal(json=output.json, quiet=output.quiet)
     with opened(model, settings, terminal) as llm:
-        if saved is not None:
+        if resume is not None:
+            item = llm.kept(resume)
+            conversation = llm.restore(_with_overflow(item.data, overflow), **params)
+        elif saved is not None:
             conversation = llm.restore(saved, **params)
         else:
             conversation = llm.conversation(
                 system=system, overflow="stop" if overflow is None else overflow.value, **params
             )
         session = commands.Chat(llm, terminal, conversation, params, load)
-        if turns is not None:
-            return _play(session, turns)
-        from octavo.cli.editor import Editor
+        if item is not None:
+            session.kept_id = item.id
+        elif save:
+            session.kept_id = llm.keep(conversation)
+        try:
+            if turns is not None:
+                return _play(session, turns)
+            from octavo.cli.editor import Editor
 
-        _greet(llm, terminal, conversation)
-        return _talk(session, Editor(commands.NAMES))
+            _greet(llm, terminal, conversation)
+            return _talk(session, Editor(commands.NAMES))
+        finally:
+            if session.kept_id is not None:
+                terminal.say(
+                    f"Kept as {session.kept_id}; go on with: octavo chat {model} --resume {session.kept_id}"
+                )
 
 
 def _play(session: commands.Chat, turns: Iterable[str]) -> int:
@@ -145,6 +170,11 @@ def _read_saved(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidRequest(f"{path} is not a saved conversation. Give a file that /save wrote.")
     return data
+
+
+def _with_overflow(data: Mapping[str, Any], overflow: Overflow | None) -> dict[str, Any]:
+    """A saved conversation, with the choice of this run if there is one."""
+    return dict(data) if overflow is None else {**data, "overflow": overflow.value}
 
 
 def _greet(engine: Engine, terminal: Terminal, conversation: Conversation) -> None:

@@ -43,6 +43,7 @@ class Chat:
         self.number = 1  # of the branch that is talked in, counted from 1
         self.sampling = sampling
         self.file = file
+        self.kept_id: str | None = None  # under which it is kept on disk after each change
         self.ended = False
 
     @property
@@ -62,7 +63,10 @@ class Chat:
         """
         if not line.startswith("/"):
             text = unescaped(line)
-            return give_answer(self.engine, self.conversation.say(text), self.terminal, self.sampling)
+            try:
+                return give_answer(self.engine, self.conversation.say(text), self.terminal, self.sampling)
+            finally:
+                self._keep()
         name, _, argument = line[1:].strip().partition(" ")
         command = _COMMANDS.get(_ALIASES.get(name, name))
         if command is None:
@@ -71,7 +75,12 @@ class Chat:
         if argument and not command.argument:
             raise InvalidRequest(f"/{name} takes nothing after it. Write /{name} alone.")
         command.run(self, argument)
+        self._keep()
         return None
+
+    def _keep(self) -> None:
+        if self.kept_id is not None:
+            self.engine.keep(self.conversation, self.kept_id)
 
 
 def _help(chat: Chat, _: str) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from octavo.cli.bench import bench
+from octavo.cli.cache import cache
 from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
 from octavo.cli.models import models, pull
@@ -45,6 +46,7 @@ def _paragraphs(text: str) -> str:
 for _command in (run, chat, serve, key, pull, models, verify, doctor):
     app.command(help=_paragraphs(_command.__doc__ or ""))(_command)
 app.add_typer(bench)
+app.add_typer(cache)
 
 
 def _version(asked: bool) -> None:

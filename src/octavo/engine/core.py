@@ -26,6 +26,7 @@ from octavo.kv.manager import KVCacheManager
 from octavo.kv.planner import plan_cache
 from octavo.kv.storage.records import Space
 from octavo.kv.storage.tier import Tier
+from octavo.kv.value import ByValue
 from octavo.models.check import check_exactness
 from octavo.models.loaded import LoadedModel
 from octavo.models.loaded import Progress as LoadProgress
@@ -82,6 +83,7 @@ class EngineCore:
             num_blocks=self._plan.num_blocks,
             num_slots=self._plan.num_slots,
             max_tails=self._plan.max_tails,
+            policy=ByValue,
             on_evict=lambda block_id: self._tiers.evicted(block_id),
         )
         self._tiers = Tiers(

@@ -86,7 +86,7 @@ class TokenEngine:
         self.notices = loaded.notices
         budget = config.kv_memory_bytes or default_budget_bytes(psutil.virtual_memory().available)
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        tier = open_tier(disk if config.cache else 0, self._save_more)
+        self.disk = tier = open_tier(disk if config.cache else 0, self._save_more)
         try:
             with _threads(config.threads):
                 self._core = EngineCore(loaded, config, budget, tier, self._commands.put, progress)

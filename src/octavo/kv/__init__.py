@@ -6,11 +6,13 @@ from octavo.kv.hashing import ROOT_HASH, block_hash, namespace_key
 from octavo.kv.integrity import IntegrityError
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.table import BlockTable, PrefixMatch, StepPlan
+from octavo.kv.value import ByValue
 
 __all__ = [
     "LRU",
     "ROOT_HASH",
     "BlockTable",
+    "ByValue",
     "EvictionPolicy",
     "IntegrityError",
     "KVCacheManager",

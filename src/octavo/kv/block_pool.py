@@ -123,7 +123,6 @@ class BlockPool:
 
     def clear(self) -> list[PublishedBlock]:
         """Unpublish all blocks, and return what they held. Reusable ones become free."""
-        blocks = self.index.clear()
-        while len(self.reusable):
-            self.ids.put_back(self.reusable.pop())
-        return blocks
+        for block_id in self.reusable.clear():
+            self.ids.put_back(block_id)
+        return self.index.clear()

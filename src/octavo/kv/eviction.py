@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class EvictionPolicy(Protocol):
-    """The ids that may be evicted, in the order in which they would go.
+    """The ids that may be evicted.
 
     An id is in here exactly while it may be evicted. A sequence is released from its end, so a block is
     always touched after the blocks that continue it; a policy must keep that order between them.
@@ -23,10 +23,13 @@ class EvictionPolicy(Protocol):
     def pop(self) -> int:
         """Remove and return the id to evict. Raises KeyError if there is none."""
 
+    def clear(self) -> list[int]:
+        """Remove and return all ids, and forget what was learned of the blocks that are held."""
+
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[int]:
-        """The ids, the next victim first."""
+        """The ids in an order in which they could go: a block behind those that continue it."""
 
 
 class LRU:
@@ -44,6 +47,11 @@ class LRU:
 
     def pop(self) -> int:
         return self._order.popitem(last=False)[0]
+
+    def clear(self) -> list[int]:
+        ids = list(self._order)
+        self._order.clear()
+        return ids
 
     def __len__(self) -> int:
         return len(self._order)

@@ -31,7 +31,7 @@ class KVCacheManager:
         num_blocks: sealed blocks that the budget allows, ids 0..num_blocks-1.
         num_slots: open slots, ids 0..num_slots-1; as many as sequences may run at the same time are enough.
         max_tails: raw tails kept at most; they live in slots that no sequence needs.
-        policy: order in which reusable blocks are evicted; least recently used first by default.
+        policy: makes the order in which reusable blocks are evicted; least recently used first by default.
         hash_function: names blocks; tests replace it.
         on_evict: called with a reusable block just before its room is taken; its bytes are still there.
 
@@ -45,7 +45,7 @@ class KVCacheManager:
         num_blocks: int,
         num_slots: int,
         max_tails: int,
-        policy: EvictionPolicy | None = None,
+        policy: Callable[[PrefixIndex], EvictionPolicy] = lambda _: LRU(),
         hash_function: BlockHash = block_hash,
         on_evict: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -56,7 +56,7 @@ class KVCacheManager:
             )
         self._hash = hash_function
         self._index = PrefixIndex(hash_function)
-        self._blocks = BlockPool(num_blocks, self._index, LRU() if policy is None else policy, self._on_evict)
+        self._blocks = BlockPool(num_blocks, self._index, policy(self._index), self._on_evict)
         self._slots = OpenSlots(num_slots, max_tails, self._on_drop_tail)
         self._departed = Departed(hash_function)
         self._demote = on_evict

@@ -95,6 +95,11 @@ class Conversation:
         return self._history
 
     @property
+    def cache_namespace(self) -> str:
+        """Whose it is: nothing is shared with requests of another namespace."""
+        return self._cache_namespace
+
+    @property
     def num_turns(self) -> int:
         return len(self._history.turns)
 

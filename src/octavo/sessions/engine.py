@@ -9,6 +9,8 @@ from typing import Any
 from octavo.config import OverflowChoice, SamplingParams
 from octavo.engine.engine import TokenEngine
 from octavo.engine.messages import Reply
+from octavo.errors import InvalidConversation
+from octavo.sessions import archive
 from octavo.sessions.conversation import Conversation
 from octavo.sessions.template import ChatTemplate, Message
 
@@ -43,6 +45,42 @@ class Engine(TokenEngine):
             InvalidConversation: `data` is damaged, or was written with another tokenizer.
         """
         return Conversation.from_dict(self, data, **options)
+
+    def keep(self, conversation: Conversation, id: str | None = None) -> str:
+        """Keeps a conversation on disk, under a new id or in place of the one of `id`; returns the id.
+
+        Raises:
+            InvalidConversation: there is no disk tier, so that nothing can be kept.
+        """
+        if self.disk.report().state != "on":
+            raise InvalidConversation(
+                "Nothing is kept on disk (kv_disk, --kv-disk), so a conversation cannot be kept either. Write it to a "
+                "file: to_dict(), or /save in a chat."
+            )
+        id = id or archive.new_id()
+        archive.keep(
+            self.disk,
+            conversation.to_dict(),
+            id=id,
+            tenant=conversation.cache_namespace,
+            fingerprint=self.fingerprint,
+        )
+        return id
+
+    def resume(self, id: str, **options: Any) -> Conversation:
+        """The conversation that was kept under an id; see `kept`. `options` are those of `Conversation`."""
+        return self.restore(self.kept(id, str(options.get("cache_namespace", ""))).data, **options)
+
+    def kept(self, id: str, cache_namespace: str = "") -> archive.Kept:
+        """What was kept under an id, or a beginning of one, or "last".
+
+        Raises:
+            InvalidConversation: there is none, or it was held with another model.
+        """
+        self.disk.flush(10.0)  # it may have been kept a moment ago
+        item = archive.find(self.disk, id, cache_namespace)
+        archive.check_model(item, name=self.name, fingerprint=self.fingerprint)
+        return item
 
     def chat_ids(
         self, messages: Sequence[Message], *, tools: list[dict[str, Any]] | None = None

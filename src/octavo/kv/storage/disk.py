@@ -17,12 +17,14 @@ import hashlib
 import json
 import os
 import sqlite3
+import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.kv.hashing import Name
+from octavo.kv.hashing import Name, block_hash, namespace_key
 from octavo.kv.storage.records import (
     FORMAT,
     Document,
@@ -54,6 +56,18 @@ CREATE TABLE documents (
 
 class StoreGone(OSError):
     """The store's file was deleted or replaced while it was open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a store has of a namespace. Times are in seconds since 1970."""
+
+    num_blocks: int
+    num_tails: int
+    num_bytes: int
+    num_hits: int
+    oldest_s: float
+    used_s: float
 
 
 class DiskStore:
@@ -272,6 +286,9 @@ class DiskStore:
                 "SELECT id FROM records WHERE used_s < ? OR expires_s <= ?", (now - self.max_age_s, now)
             ).fetchall()
             gone = self._remove(db, [*(id_ for (id_,) in old), *self._take_doubtful()])
+            db.execute(
+                "DELETE FROM documents WHERE used_s < ? AND kind != 'conversation'", (now - self.max_age_s,)
+            )  # conversations are there because somebody asked for it
             excess = self.used_bytes - self.room_bytes
             if excess > 0:
                 rows = db.execute("SELECT id, num_bytes FROM records ORDER BY used_s, position DESC")
@@ -340,6 +357,19 @@ class DiskStore:
         self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return gone
 
+    def clear_space(self, namespace: bytes) -> int:
+        """Remove all records of a namespace; returns how many."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT id FROM records WHERE namespace = ?", (namespace,)).fetchall()
+            gone = self._remove(db, [id_ for (id_,) in rows])
+        self._shrink()
+        return gone
+
+    def _shrink(self) -> None:
+        """Give all empty pages back, so that the bytes are gone and not just forgotten."""
+        self._writer.executescript("PRAGMA incremental_vacuum")
+        self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def _fields(self, db: sqlite3.Connection) -> list[tuple[bytes, dict[str, str | int]]]:
         spaces = []
         for namespace, text in db.execute("SELECT namespace, fields FROM spaces").fetchall():
@@ -378,6 +408,15 @@ class DiskStore:
             )
             return found.rowcount > 0
 
+    def remove_documents(self, kind: str, tenant: str | None = None) -> int:
+        """Remove all documents of a kind, or those of one tenant; returns how many."""
+        with self._transaction() as db:
+            gone = db.execute(
+                "DELETE FROM documents WHERE kind = ? AND (? IS NULL OR tenant = ?)", (kind, tenant, tenant)
+            ).rowcount
+        self._shrink()
+        return gone
+
     def _checked(self, rows: Iterable[tuple[object, ...]]) -> Iterator[Document]:
         for kind, tenant, key, data, check, used_s in rows:
             document = Document(kind, key, data, tenant, used_s)  # type: ignore[arg-type]
@@ -389,6 +428,57 @@ class DiskStore:
                 yield document
             else:
                 self.num_doubtful += 1
+
+    # The whole of it, for commands
+
+    def spaces(self) -> list[Space]:
+        """What the namespaces are; those that are not the key of their fields are left out."""
+        found = self._reader.execute("SELECT namespace, model FROM spaces").fetchall()
+        models = {namespace: str(model) for namespace, model in found}
+        known = self._fields(self._reader)
+        return [Space(ns, fields, models[ns]) for ns, fields in known if namespace_key(fields) == ns]
+
+    def names(self, namespace: bytes | None = None) -> Iterator[Name]:
+        """The names of all records, or of a namespace's, as they are written; `get` says whether one is sound."""
+        where, values = ("WHERE namespace = ?", (namespace,)) if namespace is not None else ("", ())
+        rows = self._reader.execute(
+            f"SELECT id, kind, namespace, parent, hash, token_ids FROM records {where} ORDER BY position",
+            values,
+        ).fetchall()
+        for id_, kind, space, parent, hash_, ids in rows:
+            try:
+                yield Name(kind, space, parent, hash_, unpack_ids(ids))
+            except (TypeError, struct.error):
+                self.doubt(id_)
+
+    def totals(self) -> dict[bytes, Totals]:
+        """What there is of each namespace."""
+        rows = self._reader.execute(
+            "SELECT namespace, sum(kind = 'block'), sum(kind = 'tail'), sum(num_bytes), sum(num_hits), min(created_s), "
+            "max(used_s) FROM records GROUP BY namespace"
+        ).fetchall()
+        return {namespace: Totals(*figures) for namespace, *figures in rows}
+
+    def check(self) -> tuple[int, int]:
+        """Read every record; returns how many are sound and how many were not, and are removed now.
+
+        A sound record is what its hash says, and its hash is keyed with what its namespace says.
+        """
+        known = {space.namespace for space in self.spaces()}
+        sound, before = 0, self.num_doubtful
+        for name in self.names():
+            if (
+                name.namespace in known
+                and block_hash(name.namespace, name.parent, name.token_ids) == name.hash
+            ):
+                sound += self.get(name) is not None
+            else:
+                row = self._reader.execute("SELECT id FROM records WHERE hash = ?", (name.hash,)).fetchone()
+                self.doubt(row[0])
+        for kind in ("conversation", "transcript"):
+            list(self.documents(kind))
+        self.trim()
+        return sound, self.num_doubtful - before
 
     # Clearing by the user, which every process has to hear of
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.kv.hashing import BlockHash, Name, block_hash
-from octavo.kv.storage.records import Payload, Record, Space, Store
+from octavo.kv.storage.records import Document, Payload, Record, Space, Store
 from octavo.spec import BLOCK_SIZE
 
 _log = logging.getLogger(__name__)
@@ -89,6 +89,9 @@ class Tier(Protocol):
     def report(self) -> TierReport: ...
     def take_complaint(self) -> str | None: ...
     def clear(self, **fields: str) -> None: ...
+    def put_document(self, document: Document) -> bool: ...
+    def get_document(self, kind: str, tenant: str, key: bytes) -> Document | None: ...
+    def documents(self, kind: str) -> list[Document]: ...
     def flush(self, timeout_s: float) -> bool: ...
     def close(self, timeout_s: float) -> None: ...
 
@@ -141,6 +144,15 @@ class NullTier:
 
     def clear(self, **fields: str) -> None:
         pass
+
+    def put_document(self, document: Document) -> bool:  # noqa: ARG002
+        return False
+
+    def get_document(self, kind: str, tenant: str, key: bytes) -> Document | None:  # noqa: ARG002
+        return None
+
+    def documents(self, kind: str) -> list[Document]:  # noqa: ARG002
+        return []
 
     def flush(self, timeout_s: float) -> bool:  # noqa: ARG002
         return True
@@ -262,6 +274,28 @@ class StoreTier:
 
         self._jobs.put(clear)  # behind what waits, which it then removes
         done.wait(timeout=60.0)
+
+    def put_document(self, document: Document) -> bool:
+        """Queue a document. False if there is no tier any more."""
+        self._jobs.put(lambda: self._store.put_document(document))
+        return not self._reason
+
+    def get_document(self, kind: str, tenant: str, key: bytes) -> Document | None:
+        """A document that was written; safe in any thread."""
+        return next(iter(self._read_documents(lambda: [self._store.get_document(kind, tenant, key)])), None)
+
+    def documents(self, kind: str) -> list[Document]:
+        """All documents of a kind that were written, the one used last first; safe in any thread."""
+        return self._read_documents(lambda: list(self._store.documents(kind)))
+
+    def _read_documents(self, read: Callable[[], Sequence[Document | None]]) -> list[Document]:
+        if self._reason:
+            return []
+        try:
+            return [document for document in read() if document is not None]
+        except _FAILURES as error:
+            self._fail(error)
+            return []
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was queued is written; False if that took too long or the tier failed."""
