@@ -142,6 +142,27 @@ def test_namespaces_never_share() -> None:
     assert not set(table.block_ids) & set(run(kv, tokens(0, 40), namespace=b"b").block_ids)
 
 
+def test_a_namespace_can_be_forgotten() -> None:
+    kv = manager()
+    ended, running, other = (
+        run(kv, tokens(start, 70), namespace=name) for start, name in ((0, b"a"), (200, b"a"), (0, b"b"))
+    )
+    for table in (ended, running, other):
+        kv.keep_tail(table)
+    kv.free(ended)
+    kv.free(other)
+    kv.forget(b"a")
+    kv.check_integrity()
+    assert num_cached(kv, tokens(0, 71), namespace=b"a") == 0
+    assert num_cached(kv, tokens(0, 71), namespace=b"b") == 70
+    append(kv, running, tokens(270, 40))  # goes on undisturbed, and keeps what is new to itself
+    assert num_cached(kv, tokens(200, 111), namespace=b"a") == 64
+    kv.free(running)
+    kv.forget(b"a")
+    assert num_cached(kv, tokens(200, 111), namespace=b"a") == 0
+    kv.check_integrity()
+
+
 def test_a_hash_collision_is_a_miss() -> None:
     def same(namespace: bytes, parent: bytes, token_ids: Sequence[int]) -> bytes:
         return b"same"

@@ -11,6 +11,7 @@ import typer
 from octavo.cli.load import opened
 from octavo.cli.options import EngineOptions, Model, grouped
 from octavo.cli.terminal import Terminal
+from octavo.cli.text import read_file
 from octavo.config import parse_bytes
 from octavo.errors import InvalidRequest
 
@@ -55,6 +56,15 @@ def serve(
             rich_help_panel=_ACCESS,
         ),
     ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Lets web pages from there read answers, such as http://localhost:3000; * is any page. May be "
+            "repeated. Without it, browsers keep answers from pages of other origins.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
     without_key: Annotated[
         bool,
         typer.Option(
@@ -74,6 +84,12 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = 256,
+    rate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Requests a minute of each key. Without it, no limit.", rich_help_panel=_LIMITS
+        ),
+    ] = None,
     drain: Annotated[
         int,
         typer.Option(
@@ -82,6 +98,13 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = 30,
+    warm: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A system prompt to be read before the first request asks for it; may be repeated.",
+        ),
+    ] = None,
     no_exact_history: Annotated[
         bool,
         typer.Option(
@@ -104,6 +127,8 @@ def serve(
         port=port,
         max_body_bytes=parse_bytes(max_body),
         max_requests=max_requests,
+        requests_per_minute=rate,
+        origins=tuple(origin or ()),
         drain_s=drain,
         exact_history=not no_exact_history,
     )
@@ -116,17 +141,25 @@ def serve(
             "--api-key-file, or write --without-key to let everybody in."
         )
     options = engine.settings()
+    warmed = [read_file(path, "The system prompt") for path in warm or ()]
     from octavo.server.serve import listen
 
     listener = listen(settings)
     try:
-        _answer(model, options, settings, keys, listener)
+        _answer(model, options, settings, keys, listener, warmed)
     finally:
         listener.close()
     return 0
 
 
-def _answer(model: str, options: dict[str, Any], settings: Any, keys: Any, listener: socket.socket) -> None:
+def _answer(
+    model: str,
+    options: dict[str, Any],
+    settings: Any,
+    keys: Any,
+    listener: socket.socket,
+    warmed: list[str],
+) -> None:
     terminal = Terminal()
     with opened(model, options, terminal) as llm:
         from octavo.server.app import create_app
@@ -134,9 +167,14 @@ def _answer(model: str, options: dict[str, Any], settings: Any, keys: Any, liste
         from octavo.server.models import Models
         from octavo.server.serve import serve as run
 
-        app = create_app(Models([llm], settings), settings, keys)
+        models = Models([llm], settings)
+        app = create_app(models, settings, keys)
         host, port = listener.getsockname()[:2]
         log_to_stderr()
+        for text in warmed:
+            for tenant in keys.tenants:
+                num_tokens = models.find(llm.name).warm(text, tenant.namespace)
+                log("warmed", tenant=tenant.name or None, tokens=num_tokens)
 
         def ready() -> None:
             address = f"[{host}]" if ":" in host else host

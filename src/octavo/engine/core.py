@@ -244,6 +244,16 @@ class EngineCore:
         self._tiers.tier.clear(model=str(self._identity["model"]))
         return given_back
 
+    def forget(self, cache_namespace: str) -> int:
+        """Forgets everything reusable of a tenant, in memory and below; returns the bytes given back to the system.
+
+        What its running requests hold stays until they end.
+        """
+        fields = {**self._identity, "tenant": cache_namespace}
+        self._manager.forget(namespace_key(fields))
+        self._tiers.tier.clear(model=str(self._identity["model"]), tenant=cache_namespace)
+        return self._give_back()
+
     def _forget(self) -> int:
         self._manager.clear()
         self._tiers.forget()

@@ -200,6 +200,14 @@ class TokenEngine:
         """Forgets everything reusable; the model stays loaded. Returns the bytes given back to the system."""
         return self._ask(self._core.clear)
 
+    def forget(self, cache_namespace: str) -> int:
+        """Forgets everything reusable of a tenant, in memory and on disk.
+
+        Returns:
+            The bytes of memory given back to the system.
+        """
+        return self._ask(lambda: self._core.forget(cache_namespace))
+
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Waits until everything reusable is on disk too; False if that took too long, or nothing is kept there."""
         return self._ask(lambda: self._core.flush(timeout_s))

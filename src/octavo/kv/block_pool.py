@@ -121,6 +121,20 @@ class BlockPool:
             return published
         return block_id if self.index.publish(block_id, namespace, parent, token_ids) else None
 
+    def forget(self, namespace: bytes) -> list[PublishedBlock]:
+        """Unpublish the reusable blocks of a namespace, and return what they held."""
+        ids = [
+            id_
+            for id_ in self.index
+            if self.index[id_].namespace == namespace and not self.ids.ref_count(id_)
+        ]
+        forgotten = []
+        for block_id in sorted(ids, key=lambda id_: self.index[id_].depth, reverse=True):
+            self.reusable.remove(block_id)
+            forgotten.append(self.index.unpublish(block_id))
+            self.ids.put_back(block_id)
+        return forgotten
+
     def clear(self) -> list[PublishedBlock]:
         """Unpublish all blocks, and return what they held. Reusable ones become free."""
         for block_id in self.reusable.clear():

@@ -264,6 +264,16 @@ class KVCacheManager:
         if table.slot is not None:
             self._slots.release(table.slot)
 
+    def forget(self, namespace: bytes) -> None:
+        """Forget what could be reused of a namespace. What its running sequences hold stays until they end."""
+        for tail in self._slots.clear_tails(namespace):
+            self._departed.add_tail(tail, self._index.chain_hash(tail.parent), "cleared")
+        for block in self._blocks.forget(namespace):
+            self._departed.add_block(block.block_hash, "cleared")
+        for table in self._tables:
+            if table.namespace == namespace:
+                table.publishes = False
+
     def clear(self) -> None:
         """Forget all that could be reused.
 

@@ -97,9 +97,10 @@ class OpenSlots:
         """Give up a tail for lack of room."""
         self._on_drop(self._remove_tail(slot))
 
-    def clear_tails(self) -> list[Tail]:
-        """Give up all tails, and return them."""
-        return [self._remove_tail(slot) for slot in list(self.tails)]
+    def clear_tails(self, namespace: bytes | None = None) -> list[Tail]:
+        """Give up all tails, or those of a namespace, and return them."""
+        slots = [slot for slot in self.tails if namespace in (None, self.tails[slot].namespace)]
+        return [self._remove_tail(slot) for slot in slots]
 
     def _remove_tail(self, slot: int) -> Tail:
         self.release(slot)

@@ -10,9 +10,12 @@ from fastapi import FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp
 
 from octavo.server.anthropic.routes import anthropic_routes
+from octavo.server.forget import kept_routes
 from octavo.server.gate import Gate
 from octavo.server.http import ClientGone, JsonReply, visit_of
 from octavo.server.log import log
@@ -34,7 +37,7 @@ class Health(Schema):
     status: str
 
 
-def create_app(models: Models, settings: ServerSettings, keys: Keys) -> Gate:
+def create_app(models: Models, settings: ServerSettings, keys: Keys) -> ASGIApp:
     """The server as an ASGI application."""
     app = FastAPI(
         title="Octavo",
@@ -49,7 +52,9 @@ def create_app(models: Models, settings: ServerSettings, keys: Keys) -> Gate:
     )
     app.include_router(openai_routes(models))
     app.include_router(anthropic_routes(models))
-    app.include_router(responses_routes(Responses(models, settings.max_kept)))
+    responses = Responses(models, settings.max_kept)
+    app.include_router(responses_routes(responses))
+    app.include_router(kept_routes(models, responses))
 
     @app.get("/health", summary="Whether the process is alive", tags=["operation"], responses=REFUSALS)
     async def health() -> Health:
@@ -84,7 +89,13 @@ def create_app(models: Models, settings: ServerSettings, keys: Keys) -> Gate:
 
     app.openapi = openapi  # type: ignore[method-assign]
     gate = Gate(app, settings, keys, models.engines)
-    return gate
+    if not settings.origins:
+        return gate
+    # Browsers ask before they send, without a key, so this comes before the gate.
+    origins = ["*"] if "*" in settings.origins else list(settings.origins)
+    return CORSMiddleware(
+        gate, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
+    )
 
 
 async def _tell(request: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -49,6 +50,7 @@ class Gate:
         self._settings = settings
         self._keys = keys
         self.num_open = 0
+        self._rates = Rates(settings.requests_per_minute)
         self.metrics = Metrics(engines, lambda: self.num_open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,6 +86,8 @@ class Gate:
                     "too_many_requests",
                     headers={"Retry-After": "1"},
                 )
+            if scope["method"] == "POST":
+                self._rates.take(visit.tenant.namespace)
             body = await self._body(scope, receive)
             await self._app(scope, _replay(body, receive), tell)
         except Exception as error:
@@ -172,6 +176,35 @@ class Gate:
             "body_too_large",
             headers={"Connection": "close"},
         )
+
+
+class Rates:
+    """Requests of each tenant in a minute: a bucket that holds a minute's worth, and fills steadily."""
+
+    def __init__(self, per_minute: int | None) -> None:
+        self._per_minute = per_minute
+        self._buckets: dict[str, tuple[float, float]] = {}  # what is left, and when that was so
+
+    def take(self, namespace: str) -> None:
+        """Counts a request.
+
+        Raises:
+            Problem: it is one too many.
+        """
+        if self._per_minute is None:
+            return
+        now = time.monotonic()
+        left, then = self._buckets.get(namespace, (float(self._per_minute), now))
+        left = min(float(self._per_minute), left + (now - then) * self._per_minute / 60)
+        self._buckets[namespace] = (max(left - 1, 0.0) if left >= 1 else left, now)
+        if left < 1:
+            wait_s = math.ceil((1 - left) * 60 / self._per_minute)
+            raise Problem(
+                429,
+                f"This key may make {self._per_minute} requests a minute. Try again in {wait_s} s.",
+                "rate_limit_exceeded",
+                headers={"Retry-After": str(wait_s)},
+            )
 
 
 def is_loopback(name: str) -> bool:

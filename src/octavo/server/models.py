@@ -12,6 +12,7 @@ from octavo.server.settings import ServerSettings
 from octavo.server.tokens import TokenTexts
 from octavo.server.tools.formats import ToolFormat, format_of
 from octavo.sessions.engine import Engine
+from octavo.sessions.history import common_length
 
 
 class Model:
@@ -50,6 +51,24 @@ class Model:
             if token.special and str(token.content) in text
         }
 
+    def warm(self, system: str, namespace: str) -> int:
+        """Reads a system prompt, so that the first request with it finds it read.
+
+        Returns:
+            How many tokens it is: what all prompts with it begin with.
+
+        Raises:
+            InvalidRequest: the template has no place for it, or it does not fit.
+        """
+        template = self.engine.chat_template
+        begin = {"role": "system", "content": system}
+        first, second = (
+            template.prompt([begin, {"role": "user", "content": text}]).ids for text in ("a", "(")
+        )
+        ids = first[: common_length(first, second)]
+        self.engine.generate(ids, max_tokens=1, cache_namespace=namespace)
+        return len(ids)
+
 
 class Models:
     """Models by name.
@@ -59,8 +78,8 @@ class Models:
     """
 
     def __init__(self, engines: list[Engine], settings: ServerSettings) -> None:
-        store = MemoryTranscripts(settings.transcript_bytes) if settings.exact_history else None
-        self._models = {engine.name: Model(engine, store) for engine in engines}
+        self._store = MemoryTranscripts(settings.transcript_bytes) if settings.exact_history else None
+        self._models = {engine.name: Model(engine, self._store) for engine in engines}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
@@ -68,6 +87,10 @@ class Models:
     def engines(self) -> dict[str, Engine]:
         """The engines that are loaded, by name."""
         return {name: model.engine for name, model in self._models.items()}
+
+    def forget(self, namespace: str) -> int:
+        """Drops the transcripts of a tenant; how many there were."""
+        return 0 if self._store is None else self._store.forget(namespace)
 
     def check(self) -> None:
         """Raises EngineStopped unless every engine runs."""

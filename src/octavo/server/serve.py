@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from octavo.errors import InvalidRequest
-from octavo.server.gate import Gate
 from octavo.server.log import log
 from octavo.server.settings import ServerSettings
 
@@ -65,7 +65,7 @@ def listen(settings: ServerSettings) -> socket.socket:
     return listener
 
 
-def serve(app: Gate, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
+def serve(app: ASGIApp, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Answers requests until the process is told to stop by SIGINT or SIGTERM.
 
     `ready` is called once it listens. When it is told to stop it takes no new ones, and running answers have

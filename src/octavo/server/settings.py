@@ -16,6 +16,8 @@ class ServerSettings:
         port: 0 takes a free one.
         max_body_bytes: of a request.
         max_requests: that are answered at once, waiting ones included; more are told to come again.
+        requests_per_minute: of one tenant; None does not limit them.
+        origins: of web pages that may read answers; `*` stands for all.
         drain_s: seconds that running answers may take after the server was told to stop.
         max_kept: responses and conversations kept to be asked for again; the longest unused go first.
         exact_history: answers that come back as text are read as the tokens that were generated.
@@ -26,6 +28,8 @@ class ServerSettings:
     port: int = 8000
     max_body_bytes: int = 32 << 20
     max_requests: int = 256
+    requests_per_minute: int | None = None
+    origins: tuple[str, ...] = ()
     drain_s: int = 30
     max_kept: int = 2000
     exact_history: bool = True
@@ -40,5 +44,7 @@ class ServerSettings:
         ):
             if getattr(self, name) < least:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        if self.requests_per_minute is not None and self.requests_per_minute < 1:
+            raise InvalidRequest(f"requests_per_minute is {self.requests_per_minute}; it must be at least 1.")
         if not 0 <= self.port <= 65535:
             raise InvalidRequest(f"port is {self.port}; it must be from 0 to 65535.")

@@ -58,6 +58,11 @@ class Keys:
     def __len__(self) -> int:
         return len(self._tenants)
 
+    @property
+    def tenants(self) -> list[Tenant]:
+        """All who have a key, or `NOBODY` where none are set."""
+        return list(self._tenants.values()) or [NOBODY]
+
     def find(self, key: str) -> Tenant | None:
         """Whose key this is."""
         digest = _digest(key)

@@ -78,11 +78,13 @@ def served(*options: str, model: str = "smollm2", **environment: str) -> Iterato
     )
     server = Served("", process)
     listens = threading.Event()
+    said: list[str] = []
 
     def read() -> None:
         assert process.stderr is not None
         for line in process.stderr:
             if not line.startswith("{"):
+                said.append(line)
                 continue
             server.lines.append(json.loads(line))
             if server.lines[-1]["event"] == "serving":
@@ -94,7 +96,7 @@ def served(*options: str, model: str = "smollm2", **environment: str) -> Iterato
     reader.start()
     try:
         assert listens.wait(PATIENCE_S)
-        assert server.url, "the server has ended"
+        assert server.url, f"the server has ended: {''.join(said)}"
         yield server
     finally:
         if process.poll() is None:

@@ -27,6 +27,8 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 BODY = {"model": "smollm2", "messages": QUESTION, "temperature": 0, "max_tokens": 8}
 LONG = {**BODY, "max_tokens": 2000, "stream": True, "logit_bias": {"2": -100, "0": -100}}
 CHAT = "/v1/chat/completions"
+ORIGIN = "http://localhost:3000"
+WARM = "You are a friendly helper of the harbour office. Answer questions about ships, tides and berths, briefly."
 
 
 def octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +47,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def locked(keys: dict[str, str]) -> Iterator[Served]:
     """A server with keys and small limits."""
-    options = ("--api-key-file", keys["file"], "--max-body", "100KiB", "--max-requests", "4")
+    prompt = Path(keys["file"]).with_name("prompt.txt")
+    prompt.write_text(WARM)
+    limits = ("--max-body", "100KiB", "--max-requests", "4", "--rate", "1000")
+    options = ("--api-key-file", keys["file"], *limits, "--origin", ORIGIN, "--warm", str(prompt))
     with served(*options, OCTAVO_API_KEY="from-the-environment") as server:
         yield server
         assert server.stop() == 0
@@ -97,8 +102,9 @@ def test_tenants_reuse_nothing_of_each_other(locked: Served, keys: dict[str, str
             )
             cached.setdefault(name, []).append(reply.usage.prompt_tokens_details.cached_tokens)
             again = [*messages, reply.choices[0].message, {"role": "user", "content": "Where?"}]
-    assert cached["bob"] == [0]
-    assert cached["ada"] == [0, reply.usage.prompt_tokens - 1]
+    # Each has what the server was told to read for it beforehand, which begins with the same few tokens.
+    assert cached["bob"][0] == cached["ada"][0] < 10
+    assert cached["ada"][1] == reply.usage.prompt_tokens - 1
     for name, history in (("bob", "retokenised"), ("ada", "exact")):
         # Bob has not generated this conversation, although Ada has.
         with locked.openai(api_key=keys[name]) as client:
@@ -111,6 +117,58 @@ def test_tenants_reuse_nothing_of_each_other(locked: Served, keys: dict[str, str
             else:
                 other = client.chat.completions.create(**{**BODY, "messages": again}, extra_body=options)
             assert other.octavo["history"] == history
+
+
+def test_a_warm_prompt_is_read_before_it_is_asked_for(locked: Served, keys: dict[str, str]) -> None:
+    messages = [{"role": "system", "content": WARM}, {"role": "user", "content": "When is high tide?"}]
+    for name in ("ada", "bob"):
+        (warmed,) = [
+            line["tokens"] for line in locked.lines if line["event"] == "warmed" and line["tenant"] == name
+        ]
+        with locked.openai(api_key=keys[name]) as client:
+            usage = client.chat.completions.create(**{**BODY, "messages": messages}).usage
+        assert usage.prompt_tokens_details.cached_tokens == warmed > 20
+
+
+def test_pages_of_a_named_origin_may_read_answers(locked: Served, keys: dict[str, str]) -> None:
+    with locked.http() as http:
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        allowed = http.options(CHAT, headers={"Origin": ORIGIN, **asked})
+        assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, ORIGIN)
+        other = http.options(CHAT, headers={"Origin": "http://evil.example", **asked})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_pages_of_no_origin_may_read_answers_by_default(server: Served) -> None:
+    with server.http() as http:
+        assert "access-control-allow-origin" not in http.get("/v1/models", headers={"Origin": ORIGIN}).headers
+
+
+def test_what_is_kept_can_be_deleted(locked: Served, keys: dict[str, str]) -> None:
+    messages = [{"role": "user", "content": "The old lighthouse keeper counted his steps every night. " * 8}]
+    cached, kept = {}, {}
+    for name in ("ada", "bob"):
+        with locked.openai(api_key=keys[name]) as client:
+            client.chat.completions.create(**{**BODY, "messages": messages})
+            kept[name] = client.responses.create(model="smollm2", input="Hi", max_output_tokens=2).id
+    with locked.http(headers={"x-api-key": keys["ada"]}) as http:
+        gone = http.delete("/v1/octavo/kept").json()
+        assert gone["responses"] >= 1
+        assert gone["transcripts"] >= 1
+        assert gone["cache_bytes"] > 0
+        assert http.delete("/v1/octavo/kept").json()["responses"] == 0
+        assert http.get(f"/v1/responses/{kept['ada']}").status_code == 404
+    for name in ("ada", "bob"):
+        with locked.openai(api_key=keys[name]) as client:
+            reply = client.chat.completions.create(
+                **{**BODY, "messages": messages}, extra_body={"octavo": {"why": True}}
+            )
+            cached[name] = reply.usage.prompt_tokens_details.cached_tokens
+            if name == "ada":
+                assert reply.octavo["why"]["cause"] == "cleared"
+    assert cached == {"ada": 0, "bob": reply.usage.prompt_tokens - 1}
+    with locked.openai(api_key=keys["bob"]) as client:
+        assert client.responses.retrieve(kept["bob"]).id == kept["bob"]
 
 
 def test_bodies_and_requests_are_limited(locked: Served, keys: dict[str, str]) -> None:
