@@ -1,7 +1,8 @@
 """Promise 1 by bytes, at length: hundreds of prompts through the bundled model, each in every way there is.
 
 `make exact` runs it, in about half an hour on two cores; `make exact PROMPTS=20` takes the first 20 prompts only.
-Every prompt is computed with the default format, and a share of them in each other format and in float32.
+Every prompt is computed with the default format and the file's packed weights, and a share of them in each other
+format, with dense weights and in float32.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ NUM_PROMPTS = int(os.environ.get("OCTAVO_EXACT_PROMPTS", "200"))
 PROMPTS_PER_TEST = 10
 LONGEST = 700
 MOST_SINGLE = 96  # tokens of a long prompt that are computed one by one: its last ones
-# Compute dtype, format, and the prompts it gets: every `step`-th from `first` on.
+# Compute dtype, weights, format, and the prompts they get: every `step`-th from `first` on.
 SETTINGS = {
-    ("bf16", "int8"): (0, 1),
-    ("bf16", "bf16"): (0, 10),
-    ("bf16", "k8v4"): (1, 10),
-    ("bf16", "int4"): (2, 10),
-    ("bf16", "fp32"): (3, 10),
-    ("fp32", "int8"): (4, 25),
-    ("fp32", "fp32"): (2, 25),
-    ("fp32", "int4"): (3, 25),
+    ("bf16", "auto", "int8"): (0, 1),
+    ("bf16", "auto", "bf16"): (0, 10),
+    ("bf16", "auto", "k8v4"): (1, 10),
+    ("bf16", "auto", "int4"): (2, 10),
+    ("bf16", "auto", "fp32"): (3, 10),
+    ("bf16", "bf16", "int8"): (5, 10),
+    ("fp32", "auto", "int8"): (4, 25),
+    ("fp32", "auto", "fp32"): (2, 25),
+    ("fp32", "fp32", "int4"): (3, 25),
 }
 CASES = [
-    (dtype, kv_format, indices[at : at + PROMPTS_PER_TEST])
-    for (dtype, kv_format), (first, step) in SETTINGS.items()
+    (setting, indices[at : at + PROMPTS_PER_TEST])
+    for setting, (first, step) in SETTINGS.items()
     for indices in [range(first, NUM_PROMPTS, step)]
     for at in range(0, len(indices), PROMPTS_PER_TEST)
 ]
@@ -61,17 +63,17 @@ def make_prompt(tokenizer: object, index: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest) -> tuple[CacheDriver, object]:
-    """A driver for a compute dtype and a format, and its tokenizer."""
-    dtype, kv_format = request.param
-    loaded = load_model("smollm2", dtype=dtype)
+    """A driver for a compute dtype, weights and a format, and its tokenizer."""
+    dtype, weights, kv_format = request.param
+    loaded = load_model("smollm2", dtype=dtype, weights=weights)
     return CacheDriver(loaded, kv_format=kv_format, budget_bytes=256 << 20), loaded.tokenizer
 
 
 @pytest.mark.parametrize(
     ("engine", "indices"),
-    [((dtype, kv_format), indices) for dtype, kv_format, indices in CASES],
+    CASES,
     indirect=["engine"],
-    ids=[f"{dtype}-{kv_format}-{indices[0]}..{indices[-1]}" for dtype, kv_format, indices in CASES],
+    ids=[f"{'-'.join(setting)}-{indices[0]}..{indices[-1]}" for setting, indices in CASES],
 )
 def test_every_way_gives_the_same_bytes(engine: tuple[CacheDriver, object], indices: range) -> None:
     driver, tokenizer = engine
