@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from octavo.cli.batch import batch
 from octavo.cli.bench import bench
 from octavo.cli.cache import cache
 from octavo.cli.chat import chat
@@ -43,7 +44,7 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-for _command in (run, chat, serve, key, pull, models, verify, doctor):
+for _command in (run, chat, serve, batch, key, pull, models, verify, doctor):
     app.command(help=_paragraphs(_command.__doc__ or ""))(_command)
 app.add_typer(bench)
 app.add_typer(cache)

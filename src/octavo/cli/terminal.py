@@ -29,6 +29,7 @@ _STAGES = {
     "load": "Loading the weights",
     "check": "Checking exactness",
     "prompt": "Reading the prompt",
+    "batch": "Answering requests",
     "verify": "Comparing formats",
 }
 

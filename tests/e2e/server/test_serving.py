@@ -333,3 +333,34 @@ def test_the_server_is_not_opened_to_others_by_accident(tmp_path: Path) -> None:
     result = octavo("serve", "smollm2", "--api-key-file", str(file))
     assert (result.returncode, "my-secret-key" in result.stderr) == (2, False)
     assert "Line 1" in result.stderr
+
+
+def test_a_batch_is_answered_and_goes_on_where_it_was_stopped(tmp_path: Path, tiny: str) -> None:
+    file = tmp_path / "batch.jsonl"
+    bodies = [{**BODY, "model": "tiny", "max_tokens": 3} for _ in range(4)]
+    bodies[3] = {"model": "nobody", "messages": QUESTION}
+    lines = [
+        json.dumps({"custom_id": f"r{number}", "url": CHAT, "body": body})
+        for number, body in enumerate(bodies)
+    ]
+    file.write_text("\n".join(lines))
+    made = octavo("batch", tiny, str(file), "--kv-memory", "64MiB")
+    assert made.returncode == 0, made.stderr
+    assert "4 requests answered, 1 of them errors" in made.stderr
+    output = tmp_path / "batch.answers.jsonl"
+    answers = {
+        answer["custom_id"]: answer["response"] for answer in map(json.loads, output.read_text().splitlines())
+    }
+    assert {name: answer["status_code"] for name, answer in answers.items()} == {
+        "r0": 200,
+        "r1": 200,
+        "r2": 200,
+        "r3": 404,
+    }
+    assert answers["r0"]["body"]["usage"]["completion_tokens"] == 3
+    kept = output.read_text().splitlines(keepends=True)[:3]
+    output.write_text("".join(kept) + '{"custom_id": "cut')
+    again = octavo("batch", tiny, str(file), "--kv-memory", "64MiB")
+    assert "1 request answered" in again.stderr
+    assert "3 were there" in again.stderr
+    assert len(output.read_text().splitlines()) == 4
