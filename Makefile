@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2
 PROMPTS ?= 200
+TRIALS ?= 300
 SANITIZED := build/sanitize
 NATIVE := CMakeLists.txt $(wildcard native/*)
 # Waiting threads that spin slow a shared machine down; a test run shares it with itself.
@@ -38,6 +39,10 @@ fuzz: install
 	$(BIN)/octavo pull smollm2
 	OCTAVO_FUZZ_EXAMPLES=160 OCTAVO_FUZZ_CLIENTS=1000 $(BIN)/pytest -s --timeout 7200 tests/e2e/server/test_fuzz.py \
 	  tests/e2e/server/test_serving.py -k "request_fails or clients_that_go"
+
+# What can happen to the store on disk, many times: kills, cuts, flipped bits, full and read-only disks.
+faults: install
+	OCTAVO_FAULT_TRIALS=$(TRIALS) $(BIN)/pytest tests/faults --timeout 7200
 
 # The kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer; needs GCC. Python is not built with them, so
 # their libraries come first, and the C++ library beside them, whose exceptions they watch.

@@ -126,6 +126,9 @@ class Oracle:
             heapq.heappush(self._heap, (-self._next[parent], parent))
         return victim
 
+    def drop(self, id_: int) -> None:
+        self.remove(id_)
+
     def clear(self) -> list[int]:
         ids = list(self)
         self._next.clear()

@@ -152,6 +152,32 @@ def check_weights(weights: str, dtype: str, device: str = "cpu") -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what a request has computed is worth keeping.
+
+    Attributes:
+        pin: a name under which its blocks are held in memory, in place of those that the name held before.
+        ttl_s: seconds after which a pin lets go, and blocks leave memory first and are not loaded any more.
+        priority: from -4 to 4; each step makes blocks count as four times as likely to be used again.
+
+    Raises:
+        InvalidRequest: a value is out of range.
+    """
+
+    pin: str | None = None
+    ttl_s: float | None = None
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        kinds = {"a string": ("pin",), "a number": ("ttl_s",), "an integer": ("priority",)}
+        _check_kinds(self, kinds, optional=("pin", "ttl_s"))
+        if self.ttl_s is not None and not 0 < self.ttl_s < math.inf:
+            raise InvalidRequest(f"ttl_s is {self.ttl_s}; it must be above 0.")
+        if not -4 <= self.priority <= 4:
+            raise InvalidRequest(f"priority is {self.priority}; it must be from -4 to 4.")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request's tokens are chosen.
 

@@ -211,6 +211,24 @@ def test_documents_are_kept_apart_by_tenant_and_checked(store) -> None:
     assert not store.remove_document("conversation", "b", b"1")
 
 
+def test_documents_have_their_share_and_conversations_stay(tmp_path) -> None:
+    store = DiskStore(tmp_path / "kv" / "store.sqlite", budget_bytes=8 << 20)
+    for number in range(20):
+        document = Document(
+            "transcript", str(number).encode(), bytes(100_000), used_s=time.time() - 20 + number
+        )
+        store.put_document(document)
+        store.put_document(Document("conversation", str(number).encode(), bytes(1000), used_s=1.0))
+    store.trim()
+    left = [document.key for document in store.documents("transcript")]
+    assert left == [str(number).encode() for number in range(19, 19 - len(left), -1)]
+    assert 5 <= len(left) <= 10
+    assert len(list(store.documents("conversation"))) == 20
+    assert store.remove_documents("transcript", "nobody") == 0
+    assert store.remove_documents("transcript") == len(left)
+    store.close()
+
+
 def test_a_folder_that_cannot_be_used_is_an_error_of_the_system(tmp_path: Path) -> None:
     (tmp_path / "kv").write_text("a file in its place")
     with pytest.raises(OSError):

@@ -15,17 +15,19 @@ import torch
 from octavo.config import EngineConfig
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.messages import Delta, Event, Failure, FinishReason, MemoryReport, Progress, Reply, Request
+from octavo.engine.pins import Pins
 from octavo.engine.runner import Chunk, Runner
 from octavo.engine.sampler import Sample, TokenSampler, draw_seed, logprob_of
 from octavo.engine.scheduler import Scheduled, Scheduler
 from octavo.engine.sequence import RequestState, Sequence
 from octavo.engine.tiers import Tiers
-from octavo.errors import InvalidRequest, OctavoError, PromptTooLong, RequestTooLarge
+from octavo.errors import EngineError, InvalidRequest, OctavoError, PromptTooLong, RequestTooLarge
 from octavo.kv.hashing import namespace_key
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.planner import plan_cache
 from octavo.kv.storage.records import Space
 from octavo.kv.storage.tier import Tier
+from octavo.kv.table import BlockTable
 from octavo.kv.value import ByValue
 from octavo.models.check import check_exactness
 from octavo.models.loaded import LoadedModel
@@ -92,6 +94,7 @@ class EngineCore:
         self._scheduler = Scheduler(
             self._manager, self._tiers, max_running=config.max_running, max_step_tokens=config.max_step_tokens
         )
+        self._pins = Pins(self._manager, self._plan.num_blocks)
         self._only_waits = False  # for the tier: nothing can be computed until something arrives
         self._sequences: dict[str, list[Sequence]] = {}
         if prepared.probe is not None:
@@ -146,11 +149,14 @@ class EngineCore:
         """
         if self._tiers.tier.was_cleared():  # by `octavo cache clear`, in another process
             self._forget()
+        self._pins.expire()
         self._check(request)
         seed = draw_seed() if request.params.seed is None else request.params.seed
         fields = {**self._identity, "tenant": request.cache_namespace}
         namespace = namespace_key(fields)
-        if not request.ephemeral:
+        if request.retention.pin is not None:
+            self._pins.check((namespace, request.retention.pin), len(request.token_ids))
+        if request.disk and not request.ephemeral:
             self._tiers.introduce(Space(namespace, fields, self._name))
         state = RequestState(request, namespace, seed)
         sequence = self._sequence(state, 0)
@@ -219,12 +225,14 @@ class EngineCore:
     def memory(self) -> MemoryReport:
         """What is held now, weights apart from the cache."""
         block_bytes = self._plan.page_bytes * self._runner.sealed.num_layers
+        used_blocks = len({id_ for sequence in self._scheduler.running for id_ in sequence.held_block_ids})
         used_slots = self._manager.num_used_slots * self._runner.opened.slot_bytes
         tail_slots = self._manager.num_reusable_slots * self._runner.opened.slot_bytes
         return MemoryReport(
             weights_bytes=self._weights_bytes,
-            kv_used_bytes=self._manager.num_used_blocks * block_bytes + used_slots,
-            kv_reusable_bytes=self._manager.num_reusable_blocks * block_bytes + tail_slots,
+            kv_used_bytes=used_blocks * block_bytes + used_slots,
+            kv_reusable_bytes=(len(self._manager.allocated_blocks()) - used_blocks) * block_bytes
+            + tail_slots,
             kv_allocated_bytes=self._runner.allocated_bytes,
             kv_budget_bytes=self._budget_bytes,
             kv_bytes_per_token=self._plan.bytes_per_token,
@@ -244,17 +252,21 @@ class EngineCore:
         self._tiers.tier.clear(model=str(self._identity["model"]))
         return given_back
 
-    def forget(self, cache_namespace: str) -> int:
+    def forget(self, cache_namespace: str, *, on_disk: bool) -> int:
         """Forgets everything reusable of a tenant, in memory and below; returns the bytes given back to the system.
 
         What its running requests hold stays until they end.
         """
-        fields = {**self._identity, "tenant": cache_namespace}
-        self._manager.forget(namespace_key(fields))
-        self._tiers.tier.clear(model=str(self._identity["model"]), tenant=cache_namespace)
+        namespace = self._namespace(cache_namespace)
+        self._pins.clear(namespace)
+        self._tiers.forget(namespace)
+        self._manager.forget(namespace)
+        if on_disk:
+            self._tiers.tier.clear(model=str(self._identity["model"]), tenant=cache_namespace)
         return self._give_back()
 
     def _forget(self) -> int:
+        self._pins.clear()
         self._manager.clear()
         self._tiers.forget()
         return self._give_back()
@@ -301,13 +313,19 @@ class EngineCore:
             raise InvalidRequest(
                 f"n is {request.params.n} and at most {self._config.max_running} answers run at once (max_running)."
             )
-        need, have = cdiv(length + 1, BLOCK_SIZE), self._plan.num_blocks
+        self._check_room(length)
+
+    def _check_room(self, length: int) -> None:
+        """Raises RequestTooLarge if so many tokens do not fit the cache, even with nothing else than pins in it."""
+        need, pinned = cdiv(length + 1, BLOCK_SIZE), self._pins.num_blocks
+        have = self._plan.num_blocks - pinned
         if need > have:
             block_bytes = self._plan.bytes_per_token * BLOCK_SIZE
+            beside = " beside what is pinned" if pinned else ""
             raise RequestTooLarge(
                 f"The prompt of {length:,} tokens needs {need * block_bytes:,} bytes of cache and the whole cache "
-                f"holds {have * block_bytes:,}, {have * BLOCK_SIZE:,} tokens. Raise the cache budget (kv_memory, "
-                "--kv-memory) or shorten the prompt."
+                f"holds {have * block_bytes:,}, {have * BLOCK_SIZE:,} tokens{beside}. Raise the cache budget "
+                "(kv_memory, --kv-memory) or shorten the prompt."
             )
 
     def _sequence(self, state: RequestState, index: int) -> Sequence:
@@ -333,7 +351,8 @@ class EngineCore:
         table, count = item.chunk.table, len(item.chunk.token_ids)
         first_block = table.num_tokens // BLOCK_SIZE
         self._manager.commit(table, item.chunk.token_ids)
-        self._tiers.committed(table, first_block)
+        if state.request.disk:
+            self._tiers.committed(table, first_block, state.request.retention.ttl_s)
         caches = state.request.cache
         if not caches or state.first_token_s is None:
             state.num_computed_tokens += count
@@ -418,8 +437,8 @@ class EngineCore:
         if reason == "length" and sequence.detokenizer.stopped is not None:
             reason = "stop"  # the text held back at the end turned out to be a stop string
         sequence.finish_reason = reason
-        if sequence.table is not None:
-            self._tiers.finished(sequence.table)
+        if sequence.table is not None and sequence.table.publishes and not sequence.table.num_pending:
+            self._retain(state, sequence.table)
         self._scheduler.release(sequence)
         choice = state.choices[sequence.index] = sequence.choice()
         reply = None
@@ -455,6 +474,28 @@ class EngineCore:
             )
         ]
 
+    def _retain(self, state: RequestState, table: BlockTable) -> None:
+        """A sequence ends: what it has computed is kept as its request says."""
+        retention = state.request.retention
+        if state.request.disk:
+            self._tiers.finished(table, retention.ttl_s)
+        if retention.priority or retention.ttl_s is not None:
+            expires_s = None if retention.ttl_s is None else time.monotonic() + retention.ttl_s
+            self._manager.retain(table, retention.priority, expires_s)
+        if retention.pin is not None:
+            num_tokens = self._pins.hold((state.namespace, retention.pin), table, retention.ttl_s)
+            if num_tokens < table.num_tokens // BLOCK_SIZE * BLOCK_SIZE:
+                state.notes.append(
+                    f"Only the first {num_tokens:,} tokens are pinned: pins may hold half of the cache."
+                )
+
+    def unpin(self, name: str, cache_namespace: str) -> bool:
+        """Lets go of a pin; whether there was one."""
+        return self._pins.release((self._namespace(cache_namespace), name))
+
+    def _namespace(self, tenant: str) -> bytes:
+        return namespace_key({**self._identity, "tenant": tenant})
+
     def _fail(self, request_id: str, error: Exception) -> list[Event]:
         for sequence in self._sequences.pop(request_id, ()):
             self._scheduler.release(sequence)
@@ -463,7 +504,7 @@ class EngineCore:
     def _stuck(self) -> list[Event]:
         """Nothing could be scheduled: the oldest sequence fills the cache by itself, so its answer ends."""
         if not self._scheduler.running:
-            return []
+            return self._crowded_out()
         sequence = self._scheduler.running[0]
         have = self._plan.num_blocks * BLOCK_SIZE
         sequence.state.notes.append(
@@ -471,3 +512,14 @@ class EngineCore:
             "Raise the cache budget (kv_memory, --kv-memory)."
         )
         return self._finish(sequence, "length", sequence.detokenizer.finish())
+
+    def _crowded_out(self) -> list[Event]:
+        """Nothing runs and the next in line finds no room: pins have taken it since it was accepted."""
+        if not self._scheduler.waiting:
+            return []
+        sequence = self._scheduler.waiting[0]
+        try:
+            self._check_room(len(sequence.token_ids) - 1)
+        except RequestTooLarge as error:
+            return self._fail(sequence.state.request.request_id, error)
+        raise EngineError("A request waits although there is room for it, which is a fault of Octavo.")

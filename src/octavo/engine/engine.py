@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psutil
 import torch
 
-from octavo.config import EngineConfig, SamplingParams, parse_bytes, refuse_unknown
+from octavo.config import EngineConfig, Retention, SamplingParams, parse_bytes, refuse_unknown
 from octavo.engine.core import EngineCore
 from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
 from octavo.errors import EngineStopped, InvalidRequest
@@ -200,13 +200,17 @@ class TokenEngine:
         """Forgets everything reusable; the model stays loaded. Returns the bytes given back to the system."""
         return self._ask(self._core.clear)
 
-    def forget(self, cache_namespace: str) -> int:
-        """Forgets everything reusable of a tenant, in memory and on disk.
+    def forget(self, cache_namespace: str, *, on_disk: bool = True) -> int:
+        """Forgets everything reusable of a tenant, in memory and, unless that is known to have nothing, on disk.
 
         Returns:
             The bytes of memory given back to the system.
         """
-        return self._ask(lambda: self._core.forget(cache_namespace))
+        return self._ask(lambda: self._core.forget(cache_namespace, on_disk=on_disk))
+
+    def unpin(self, name: str, *, cache_namespace: str = "") -> bool:
+        """Lets go of what a request held with `pin=name`; whether there was something."""
+        return self._ask(lambda: self._core.unpin(name, cache_namespace))
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Waits until everything reusable is on disk too; False if that took too long, or nothing is kept there."""
@@ -251,7 +255,8 @@ class TokenEngine:
     ) -> Request:
         cache = bool(sampling.pop("cache", self.config.cache))
         namespace = str(sampling.pop("cache_namespace", ""))
-        ephemeral = bool(sampling.pop("ephemeral", False))
+        ephemeral, disk = bool(sampling.pop("ephemeral", False)), bool(sampling.pop("disk", True))
+        kept = {field.name: sampling.pop(field.name) for field in fields(Retention) if field.name in sampling}
         grammar = sampling.pop("grammar", None)
         shown = tuple(sampling.pop("shown_specials", ()))
         prompt_logprobs = sampling.pop("prompt_logprobs", None)
@@ -267,6 +272,8 @@ class TokenEngine:
             params,
             cache_namespace=namespace,
             ephemeral=ephemeral,
+            disk=disk,
+            retention=Retention(**kept),
             cache=cache and self.config.cache and prompt_logprobs is None,
             constraint=None if grammar is None else self._grammars.compile(grammar),
             shown_specials=shown,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from octavo.config import SamplingParams
+from octavo.config import Retention, SamplingParams
 from octavo.kv.storage.tier import TierReport
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Request:
         cache_namespace: separates tenants: nothing is shared across it.
         cache: whether what is known is used, and what is computed kept.
         ephemeral: nothing that it computes is kept when it has ended, in memory or on disk.
+        disk: whether what it computes may go to disk.
+        retention: how long what it computes is worth keeping.
         constraint: the grammar that the answer follows.
         shown_specials: special tokens whose text is part of the answer's text.
         prompt_logprobs: how many alternatives to report for each token of the prompt; needs `cache` off, because
@@ -45,6 +47,8 @@ class Request:
     cache_namespace: str = ""
     cache: bool = True
     ephemeral: bool = False
+    disk: bool = True
+    retention: Retention = field(default_factory=Retention)
     constraint: Constraint | None = None
     shown_specials: tuple[str, ...] = ()
     prompt_logprobs: int | None = None

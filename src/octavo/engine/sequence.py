@@ -95,6 +95,11 @@ class Sequence:
         return len(self.token_ids) - (self.table.num_tokens if self.table else 0)
 
     @property
+    def held_block_ids(self) -> list[int]:
+        """The sealed blocks that it holds."""
+        return [] if self.table is None else self.table.block_ids
+
+    @property
     def generated_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 

@@ -28,7 +28,7 @@ from octavo.spec import BLOCK_SIZE, DTYPE_BYTES, LANES, CacheSpec, cdiv
 _PER_PREFILL_STEP, _PER_DECODE_STEP = 1, 4
 """Blocks copied for the tier after a step: about 50 us each."""
 
-_MIN_PATIENCE_S = 0.05
+_MIN_PATIENCE_S = 0.25
 _RETRY = 16
 """Every so many prompts a tier that seemed slower than computing is tried again."""
 
@@ -62,7 +62,8 @@ class Tiers:
         self.tier = tier
         self._manager, self._sealed, self._opened, self._spec = manager, sealed, opened, spec
         self._post = post
-        self._unsaved: dict[int, None] = {}  # published blocks that are not below yet, the oldest first
+        self._unsaved: dict[int, float | None] = {}
+        """Published blocks that are not below yet, the oldest first, and when they expire."""
         self._known: set[bytes] = set()  # namespaces that the tier was told of
         self._loading: dict[Sequence, _Waiting] = {}
         self._compute_s, self._load_s = Running(), Running()  # for a token, and for a block
@@ -76,18 +77,18 @@ class Tiers:
             self._known.add(space.namespace)
             self.tier.introduce(space)
 
-    def committed(self, table: BlockTable, first_block: int) -> None:
-        """A step has published a table's blocks from `first_block` on."""
+    def committed(self, table: BlockTable, first_block: int, ttl_s: float | None = None) -> None:
+        """A step has published a table's blocks from `first_block` on, to be kept for `ttl_s` at most."""
         if table.namespace in self._known and table.publishes:
             for block_id in table.block_ids[first_block:]:
-                self._unsaved.setdefault(block_id)
+                self._unsaved.setdefault(block_id, _expiry(ttl_s))
 
     def evicted(self, block_id: int) -> None:
         """A block's room is about to be taken: last chance to demote it."""
         if block_id in self._unsaved:
             self._save(block_id)
 
-    def finished(self, table: BlockTable) -> None:
+    def finished(self, table: BlockTable, ttl_s: float | None = None) -> None:
         """A sequence ends: its open block goes down raw, so that going on is exact and computes new tokens only."""
         num_rows = table.num_tokens % BLOCK_SIZE
         if table.slot is None or not num_rows or table.num_pending or not table.publishes:
@@ -97,7 +98,7 @@ class Tiers:
             ids = table.block_token_ids(block)
             name = self._manager.name("tail", table.namespace, table.parent(block), ids)
             payload = self._blanked(self._opened.read(table.slot), num_rows)
-            self.tier.put(Record(name, payload, position=block * BLOCK_SIZE))
+            self.tier.put(Record(name, payload, block * BLOCK_SIZE, _expiry(ttl_s)))
 
     def save_some(self, *, num_computed: int | None) -> None:
         """Take published blocks down: some after a step that computed so many tokens, all if there was none."""
@@ -118,17 +119,21 @@ class Tiers:
                 time.sleep(0.005)
         return self.tier.flush(max(0.0, end - time.monotonic())) and not self._unsaved
 
-    def forget(self) -> None:
-        """The cache was cleared: what was to be saved is not."""
-        self._unsaved.clear()
+    def forget(self, namespace: bytes | None = None) -> None:
+        """The cache, or a namespace of it, is cleared: what was to be saved of it is not."""
+        for block_id in list(self._unsaved):
+            block = self._manager.published(block_id)
+            if namespace is None or block is None or block.namespace == namespace:
+                del self._unsaved[block_id]
 
     def _save(self, block_id: int) -> None:
-        del self._unsaved[block_id]
+        expires_s = self._unsaved.pop(block_id)
         block = self._manager.published(block_id)
         if block is not None:
             parent = self._manager.chain_hash(block.parent)
             name = Name("block", block.namespace, parent, block.block_hash, block.token_ids)
-            self.tier.put(Record(name, self._sealed.read(block_id), position=block.depth * BLOCK_SIZE))
+            payload = self._sealed.read(block_id)
+            self.tier.put(Record(name, payload, block.depth * BLOCK_SIZE, expires_s))
 
     def _blanked(self, pages: memoryview, num_rows: int) -> memoryview:
         """Raw pages with zeros behind their rows: what is there is stale, and may be somebody else's."""
@@ -273,3 +278,7 @@ class _Waiting:
         self.done = done
         self.until_s = until_s
         self.since_s = load.started_s
+
+
+def _expiry(ttl_s: float | None) -> float | None:
+    return None if ttl_s is None else time.time() + ttl_s

@@ -130,7 +130,7 @@ class BlockPool:
         ]
         forgotten = []
         for block_id in sorted(ids, key=lambda id_: self.index[id_].depth, reverse=True):
-            self.reusable.remove(block_id)
+            self.reusable.drop(block_id)
             forgotten.append(self.index.unpublish(block_id))
             self.ids.put_back(block_id)
         return forgotten

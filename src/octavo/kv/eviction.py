@@ -23,6 +23,9 @@ class EvictionPolicy(Protocol):
     def pop(self) -> int:
         """Remove and return the id to evict. Raises KeyError if there is none."""
 
+    def drop(self, id_: int) -> None:
+        """`id_` is not evicted and not used again: it is discarded. Raises KeyError if it is not in here."""
+
     def clear(self) -> list[int]:
         """Remove and return all ids, and forget what was learned of the blocks that are held."""
 
@@ -47,6 +50,9 @@ class LRU:
 
     def pop(self) -> int:
         return self._order.popitem(last=False)[0]
+
+    def drop(self, id_: int) -> None:
+        del self._order[id_]
 
     def clear(self) -> list[int]:
         ids = list(self._order)

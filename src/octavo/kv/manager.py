@@ -14,6 +14,7 @@ from octavo.kv.prefix import Parent, PrefixIndex, PublishedBlock
 from octavo.kv.slots import OpenSlots
 from octavo.kv.table import BlockTable, PrefixMatch, StepPlan
 from octavo.kv.tails import Tail
+from octavo.kv.value import ByValue
 from octavo.spec import BLOCK_SIZE
 
 
@@ -273,6 +274,29 @@ class KVCacheManager:
         for table in self._tables:
             if table.namespace == namespace:
                 table.publishes = False
+
+    def pin(self, table: BlockTable, max_blocks: int) -> BlockTable:
+        """A holder of a sequence's sealed blocks, the first `max_blocks` at most, which keeps them from eviction.
+
+        Let go of it with `free`.
+        """
+        self._require_idle(table)
+        num_blocks = min(table.num_tokens // BLOCK_SIZE, max_blocks)
+        pin = BlockTable(
+            table.namespace,
+            table.token_ids[: num_blocks * BLOCK_SIZE],
+            table.block_ids[:num_blocks],
+            publishes=table.publishes,
+        )
+        self._register(pin)
+        return pin
+
+    def retain(self, table: BlockTable, priority: int, expires_s: float | None) -> None:
+        """Say how much a sequence's published blocks are worth, for a policy that asks; see `ByValue.retain`."""
+        if isinstance(self._blocks.reusable, ByValue):
+            for block_id in table.block_ids:
+                if block_id in self._index:
+                    self._blocks.reusable.retain(block_id, priority, expires_s)
 
     def clear(self) -> None:
         """Forget all that could be reused.

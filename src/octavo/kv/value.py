@@ -32,7 +32,6 @@ _MAX_GHOSTS = 65_536
 _DEPTH_COST = 1 / 512
 """A token costs more to compute the more tokens it attends to: twice as much behind 512 blocks as at the start."""
 
-MAX_PRIORITY = 4
 _PRIORITY_FACTOR = 4.0
 """One step of priority counts as this many times the chance to be used again."""
 
@@ -183,6 +182,12 @@ class ByValue:
         self._leave(victim)
         return victim
 
+    def drop(self, id_: int) -> None:
+        del self._reusable[id_], self._lives[id_]
+        self._priorities.pop(id_, None)
+        self._expiries.pop(id_, None)
+        self._uncover(id_)
+
     def clear(self) -> list[int]:
         ids = list(self)
         for known in (self._lives, self._reusable, self._queues, self._priorities, self._expiries):
@@ -204,7 +209,11 @@ class ByValue:
         self._ghosts[block.block_hash] = life
         if len(self._ghosts) > _MAX_GHOSTS:
             self._ghosts.popitem(last=False)
-        parent = block.parent
+        self._uncover(victim)
+
+    def _uncover(self, gone: int) -> None:
+        """The block before one that leaves can go from now on, if nothing else continues it."""
+        parent = self._index[gone].parent
         if isinstance(parent, int) and parent in self._reusable and len(self._index.children(parent)) == 1:
             self._queue(parent)
 

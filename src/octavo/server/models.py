@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from octavo.errors import ModelNotFound
-from octavo.server.chat.transcripts import MemoryTranscripts, TranscriptStore
+from octavo.server.chat.transcripts import DurableTranscripts, MemoryTranscripts, TranscriptStore
 from octavo.server.settings import ServerSettings
 from octavo.server.tokens import TokenTexts
 from octavo.server.tools.formats import ToolFormat, format_of
@@ -78,8 +78,15 @@ class Models:
     """
 
     def __init__(self, engines: list[Engine], settings: ServerSettings) -> None:
-        self._store = MemoryTranscripts(settings.transcript_bytes) if settings.exact_history else None
-        self._models = {engine.name: Model(engine, self._store) for engine in engines}
+        memory = MemoryTranscripts(settings.transcript_bytes)
+
+        def store(engine: Engine) -> TranscriptStore | None:
+            if not settings.exact_history:
+                return None
+            return DurableTranscripts(memory, engine.disk, engine.fingerprint)
+
+        self._stores = {engine.name: store(engine) for engine in engines}
+        self._models = {engine.name: Model(engine, self._stores[engine.name]) for engine in engines}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
@@ -90,7 +97,7 @@ class Models:
 
     def forget(self, namespace: str) -> int:
         """Drops the transcripts of a tenant; how many there were."""
-        return 0 if self._store is None else self._store.forget(namespace)
+        return sum(store.forget(namespace) for store in self._stores.values() if store is not None)
 
     def check(self) -> None:
         """Raises EngineStopped unless every engine runs."""

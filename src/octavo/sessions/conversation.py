@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
-from octavo.config import OverflowChoice, SamplingParams
+from octavo.config import OverflowChoice, Retention, SamplingParams
 from octavo.engine.engine import make_params
 from octavo.engine.messages import Delta, Event, FinishReason, Reply
-from octavo.errors import InvalidConversation, InvalidRequest
+from octavo.errors import EngineStopped, InvalidConversation, InvalidRequest
 from octavo.sessions import saved
 from octavo.sessions.history import History, TemplateDifference, check_turn, turn_count
 from octavo.sessions.overflow import Fitted, dropped_note, dropped_why, fit
@@ -31,6 +32,8 @@ class ChatEngine(Protocol):
     @property
     def chat_template(self) -> ChatTemplate: ...
     def stream(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Iterator[Event]: ...
+    def unpin(self, name: str, *, cache_namespace: str = "") -> bool: ...
+    def forget(self, cache_namespace: str, *, on_disk: bool = True) -> int: ...
 
 
 class Conversation:
@@ -49,6 +52,10 @@ class Conversation:
         tools: list[dict[str, Any]] | None = None,
         overflow: OverflowChoice = "stop",
         cache_namespace: str = "",
+        ephemeral: bool = False,
+        pin: bool = False,
+        ttl_s: float | None = None,
+        priority: int = 0,
         **sampling: Any,
     ) -> None:
         """Starts a conversation.
@@ -60,6 +67,10 @@ class Conversation:
             overflow: what to do when a prompt does not fit the context window: `stop` refuses it,
                 `drop-oldest` drops whole oldest turns and says so in the reply's notes.
             cache_namespace: nothing is shared with requests of another namespace.
+            ephemeral: nothing of it reaches the disk, nothing is shared with others, and what it has computed is
+                discarded when it is closed.
+            pin: hold what it has computed in memory until it is closed.
+            ttl_s, priority: see `Retention`.
             **sampling: fields of `SamplingParams`, the defaults of every turn.
 
         Raises:
@@ -71,6 +82,14 @@ class Conversation:
         self._overflow = overflow
         self._cache_namespace = cache_namespace
         self._sampling = sampling
+        self._ephemeral = ephemeral
+        if ephemeral:
+            self._cache_namespace += f"/ephemeral-{secrets.token_hex(16)}"
+        self._pin = f"conversation-{secrets.token_hex(16)}" if pin else None
+        retention = Retention(self._pin, ttl_s, priority)
+        self._keeping: dict[str, Any] = {} if not ephemeral else {"disk": False}
+        if retention != Retention():
+            self._keeping.update(pin=self._pin, ttl_s=ttl_s, priority=priority)
         self._params({})
         frozen = None if tools is None else tuple(copy.deepcopy(tools))
         self._history = History(engine.chat_template, system, frozen)
@@ -98,6 +117,11 @@ class Conversation:
     def cache_namespace(self) -> str:
         """Whose it is: nothing is shared with requests of another namespace."""
         return self._cache_namespace
+
+    @property
+    def is_ephemeral(self) -> bool:
+        """Whether nothing of it may be kept."""
+        return self._ephemeral
 
     @property
     def num_turns(self) -> int:
@@ -172,11 +196,21 @@ class Conversation:
         self._check_open()
         other = copy.copy(self)
         other._streaming = threading.Lock()
+        if self._pin is not None:
+            other._pin = f"conversation-{secrets.token_hex(16)}"
+            other._keeping = {**self._keeping, "pin": other._pin}
         return other
 
     def close(self) -> None:
-        """Ends the conversation. Its tokens stay in the cache, to be reused or evicted."""
+        """Ends the conversation. Its tokens stay in the cache, to be reused or evicted, unless it is ephemeral."""
+        if self._closed:
+            return
         self._closed = True
+        with suppress(EngineStopped):  # then nothing is left of it anyway
+            if self._pin is not None:
+                self._engine.unpin(self._pin, cache_namespace=self._cache_namespace)
+            if self._ephemeral:
+                self._engine.forget(self._cache_namespace, on_disk=False)
 
     def __enter__(self) -> Self:
         return self
@@ -236,7 +270,9 @@ class Conversation:
             ids: list[int] = []
             shown: list[str] = []
             ended: FinishReason | None = "abort"  # None once the reply has come
-            events = self._engine.stream(prompt, params, cache_namespace=self._cache_namespace)
+            events = self._engine.stream(
+                prompt, params, cache_namespace=self._cache_namespace, **self._keeping
+            )
             try:
                 for event in events:
                     if isinstance(event, Delta):

@@ -50,8 +50,10 @@ class Engine(TokenEngine):
         """Keeps a conversation on disk, under a new id or in place of the one of `id`; returns the id.
 
         Raises:
-            InvalidConversation: there is no disk tier, so that nothing can be kept.
+            InvalidConversation: there is no disk tier, so that nothing can be kept, or it is ephemeral.
         """
+        if conversation.is_ephemeral:
+            raise InvalidConversation("An ephemeral conversation is not kept. Begin one without ephemeral.")
         if self.disk.report().state != "on":
             raise InvalidConversation(
                 "Nothing is kept on disk (kv_disk, --kv-disk), so a conversation cannot be kept either. Write it to a "

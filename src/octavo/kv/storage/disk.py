@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from octavo.kv.hashing import Name, block_hash, namespace_key
@@ -289,6 +290,7 @@ class DiskStore:
             db.execute(
                 "DELETE FROM documents WHERE used_s < ? AND kind != 'conversation'", (now - self.max_age_s,)
             )  # conversations are there because somebody asked for it
+            self._trim_documents(db)
             excess = self.used_bytes - self.room_bytes
             if excess > 0:
                 rows = db.execute("SELECT id, num_bytes FROM records ORDER BY used_s, position DESC")
@@ -303,6 +305,15 @@ class DiskStore:
                 gone += self._remove(db, victims)
         self._give_back()
         return gone
+
+    def _trim_documents(self, db: sqlite3.Connection) -> None:
+        """Documents that nobody asked to keep take an eighth of the room at most."""
+        rows = db.execute(
+            "SELECT rowid, length(data) FROM documents WHERE kind != 'conversation' ORDER BY used_s DESC"
+        ).fetchall()
+        kept = accumulate(length for _, length in rows)
+        gone = [(id_,) for (id_, _), total in zip(rows, kept, strict=True) if total > self.room_bytes // 8]
+        db.executemany("DELETE FROM documents WHERE rowid = ?", gone)
 
     def _give_back(self) -> None:
         """Make the file smaller where it holds pages of nothing and is over its budget."""

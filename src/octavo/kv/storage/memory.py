@@ -76,5 +76,11 @@ class MemoryStore:
     def remove_document(self, kind: str, tenant: str, key: bytes) -> bool:
         return self._documents.pop((kind, tenant, key), None) is not None
 
+    def remove_documents(self, kind: str, tenant: str | None = None) -> int:
+        gone = [key for key in self._documents if key[0] == kind and tenant in (None, key[1])]
+        for key in gone:
+            del self._documents[key]
+        return len(gone)
+
     def close(self) -> None:
         pass

@@ -124,4 +124,7 @@ class Store(Protocol):
     def remove_document(self, kind: str, tenant: str, key: bytes) -> bool:
         """Whether there was one."""
 
+    def remove_documents(self, kind: str, tenant: str | None = None) -> int:
+        """Remove all documents of a kind, or those of one tenant; returns how many."""
+
     def close(self) -> None: ...

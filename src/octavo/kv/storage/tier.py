@@ -92,6 +92,7 @@ class Tier(Protocol):
     def put_document(self, document: Document) -> bool: ...
     def get_document(self, kind: str, tenant: str, key: bytes) -> Document | None: ...
     def documents(self, kind: str) -> list[Document]: ...
+    def remove_documents(self, kind: str, tenant: str) -> None: ...
     def flush(self, timeout_s: float) -> bool: ...
     def close(self, timeout_s: float) -> None: ...
 
@@ -153,6 +154,9 @@ class NullTier:
 
     def documents(self, kind: str) -> list[Document]:  # noqa: ARG002
         return []
+
+    def remove_documents(self, kind: str, tenant: str) -> None:
+        pass
 
     def flush(self, timeout_s: float) -> bool:  # noqa: ARG002
         return True
@@ -287,6 +291,10 @@ class StoreTier:
     def documents(self, kind: str) -> list[Document]:
         """All documents of a kind that were written, the one used last first; safe in any thread."""
         return self._read_documents(lambda: list(self._store.documents(kind)))
+
+    def remove_documents(self, kind: str, tenant: str) -> None:
+        """Remove a tenant's documents of a kind, and those that wait to be written."""
+        self._jobs.put(lambda: self._store.remove_documents(kind, tenant))
 
     def _read_documents(self, read: Callable[[], Sequence[Document | None]]) -> list[Document]:
         if self._reason:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol
 
+from octavo.kv.storage.records import Document, pack_ids, unpack_ids
+from octavo.kv.storage.tier import Tier
+
+_KIND = "transcript"
 _ENTRY_BYTES = 400
 """What an entry takes besides its ids and text, about."""
 
@@ -78,6 +84,55 @@ class MemoryTranscripts:
         found = self._entries.pop(key, None)
         if found is not None:
             self._bytes -= _size(found)
+
+
+class DurableTranscripts:
+    """Transcripts of one model, in memory and below it on disk, where they outlive the process.
+
+    Args:
+        disk: keeps nothing if there is no disk tier.
+        fingerprint: of the model whose ids they are.
+    """
+
+    def __init__(self, memory: TranscriptStore, disk: Tier, fingerprint: bytes) -> None:
+        self._memory, self._disk, self._fingerprint = memory, disk, fingerprint
+
+    def get(self, namespace: str, key: bytes) -> Transcript | None:
+        key = self._own(key)
+        found = self._memory.get(namespace, key)
+        if found is None:
+            document = self._disk.get_document(_KIND, namespace, key)
+            found = None if document is None else _unpacked(document.data)
+            if found is not None:
+                self._memory.put(namespace, key, found)
+        return found
+
+    def put(self, namespace: str, key: bytes, transcript: Transcript) -> None:
+        key = self._own(key)
+        self._memory.put(namespace, key, transcript)
+        self._disk.put_document(Document(_KIND, key, _packed(transcript), namespace))
+
+    def forget(self, namespace: str) -> int:
+        self._disk.remove_documents(_KIND, namespace)
+        return self._memory.forget(namespace)
+
+    def _own(self, key: bytes) -> bytes:
+        return blake2b(key, digest_size=16, key=self._fingerprint[:64]).digest()
+
+
+def _packed(transcript: Transcript) -> bytes:
+    head = struct.pack("<II", transcript.num_answer_tokens, len(transcript.ids))
+    return head + pack_ids(transcript.ids) + transcript.text.encode()
+
+
+def _unpacked(data: bytes) -> Transcript | None:
+    """What `_packed` packed; None if another version did."""
+    try:
+        num_answer_tokens, num_ids = struct.unpack_from("<II", data)
+        ids, text = data[8 : 8 + 4 * num_ids], data[8 + 4 * num_ids :].decode()
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return Transcript(array("i", unpack_ids(ids)), num_answer_tokens, text)
 
 
 def _size(transcript: Transcript) -> int:
