@@ -34,7 +34,7 @@ def kept_routes(models: Models, responses: Responses) -> APIRouter:
         cache_bytes = [await asyncio.to_thread(engine.forget, namespace) for engine in engines]
         return Forgotten(
             responses=responses.forget(namespace),
-            transcripts=models.forget(namespace),
+            transcripts=await asyncio.to_thread(models.forget, namespace),
             cache_bytes=sum(cache_bytes),
         )
 

@@ -364,3 +364,20 @@ def test_a_batch_is_answered_and_goes_on_where_it_was_stopped(tmp_path: Path, ti
     assert "1 request answered" in again.stderr
     assert "3 were there" in again.stderr
     assert len(output.read_text().splitlines()) == 4
+
+
+def test_a_chat_goes_on_after_a_restart(tmp_path: Path, tiny: str) -> None:
+    options = ("--kv-disk", "1GiB", "--kv-memory", "64MiB")
+    messages = [{"role": "user", "content": "Once upon a time there was a small boat. " * 4}]
+    ask = {**BODY, "model": "tiny", "temperature": 1, "seed": 3, "octavo": {"why": True}}
+    known = 0
+    for turn in range(2):
+        with served(*options, model=tiny, OCTAVO_CACHE=str(tmp_path)) as server, server.http() as http:
+            reply = http.post(CHAT, json={**ask, "messages": messages}).json()
+            assert server.stop() == 0
+        if turn:
+            assert reply["octavo"]["history"] == "exact"
+            # All full blocks are there; the rows behind them are, if the disk was told of them in time.
+            assert known - 32 <= reply["usage"]["prompt_tokens_details"]["cached_tokens"] < known
+        known = reply["usage"]["prompt_tokens"] + reply["usage"]["completion_tokens"]
+        messages += [reply["choices"][0]["message"], {"role": "user", "content": "And then?"}]
