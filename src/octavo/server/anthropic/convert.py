@@ -26,6 +26,8 @@ from octavo.server.sampling import sampling
 from octavo.server.schema import text_of
 
 Retention = Literal["5m", "1h"]
+_PRIORITIES: dict[Retention | None, int] = {None: 0, "5m": 1, "1h": 2}
+"""A mark says that a prompt will come again. What is marked is never kept shorter than what is not."""
 
 
 def job_of(body: CountRequest, namespace: str) -> ChatJob:
@@ -62,6 +64,7 @@ def job_of(body: CountRequest, namespace: str) -> ChatJob:
         tool_use=_tool_use(body),
         schema=schema,
         prefill=prefill,
+        priority=_PRIORITIES[retention_of(body)],
         exact_history=body.octavo is None or body.octavo.exact_history,
         call_prefix="toolu_",
     )

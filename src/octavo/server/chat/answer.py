@@ -35,6 +35,7 @@ class ChatJob:
     Attributes:
         schema: the answer is JSON of this schema.
         prefill: the beginning of the answer, written by the caller.
+        priority: how much what is computed is worth keeping, as in `Retention`.
         exact_history: whether answers among the messages are read as they were generated.
     """
 
@@ -46,6 +47,7 @@ class ChatJob:
     schema: Mapping[str, Any] | None = None
     strict_schema: bool = True
     prefill: str = ""
+    priority: int = 0
     exact_history: bool = True
     call_prefix: str = "call_"
 
@@ -169,7 +171,7 @@ class Asked:
         Raises:
             InvalidRequest: the prompt does not fit; raised before the first piece.
         """
-        options: dict[str, Any] = {"cache_namespace": self._job.namespace}
+        options: dict[str, Any] = {"cache_namespace": self._job.namespace, "priority": self._job.priority}
         if self.grammar is not None:
             options["grammar"] = self.grammar
         if self._reads_calls:

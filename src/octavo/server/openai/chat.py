@@ -87,6 +87,7 @@ def _ask(model: Model, body: ChatRequest, namespace: str) -> Asked:
         tool_use=ToolUse(_choice(body), body.parallel_tool_calls is not False),
         schema=schema,
         strict_schema=strict,
+        priority=body.priority,
         exact_history=body.octavo is None or body.octavo.exact_history,
     )
     return Asked(model, job)

@@ -61,6 +61,7 @@ def job_of(
         ),
         schema=schema,
         strict_schema=not isinstance(wanted, JsonSchemaFormat) or wanted.strict is not False,
+        priority=body.priority,
         exact_history=body.octavo is None or body.octavo.exact_history,
     )
 

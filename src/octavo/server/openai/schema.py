@@ -14,7 +14,8 @@ from octavo.server.tokens import TokenTexts
 class Common(Schema):
     """Fields of every request that generates.
 
-    Those from `metadata` on are accepted and change nothing of an answer.
+    Those from `metadata` on change nothing of an answer. With `prompt_cache_retention` 24h, what is computed is
+    evicted later than other things.
     """
 
     model: str
@@ -37,6 +38,11 @@ class Common(Schema):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+
+    @property
+    def priority(self) -> int:
+        """How much what is computed is worth keeping: more if it is asked to be there tomorrow."""
+        return 2 if self.prompt_cache_retention == "24h" else 0
 
     def common_sampling(self) -> dict[str, Any]:
         """Settings of `SamplingParams`; the default temperature is that of the interface, 1."""
