@@ -135,27 +135,26 @@ void group_values(const Type& t, const Block& b, int g, float* out) {
 // Where the parts of one group of one output lie in a tile.
 struct Place {
   byte *scale, *minimum, *steps, *codes, *high;
-  std::int64_t width;
 
-  Place(const Matrix& m, byte* tile, int width, int output, std::int64_t group) : width(width) {
+  Place(const Matrix& m, byte* tile, int output, std::int64_t group) {
     const int bits = code_bits(m.packing);
     byte* p = tile;
     steps = nullptr;
     if (m.stepped) {
-      p += group / kSuperGroups * super_bytes(bits, m.has_minimum, width);
+      p += group / kSuperGroups * super_bytes(bits, m.has_minimum);
       scale = p + 2 * output;
-      minimum = scale + 2 * width;
-      p += width * (m.has_minimum ? 4 : 2) + group % kSuperGroups * group_bytes(bits, true, m.has_minimum, width);
+      minimum = scale + 2 * kTile;
+      p += kTile * (m.has_minimum ? 4 : 2) + group % kSuperGroups * group_bytes(bits, true, m.has_minimum);
       steps = p + output;
-      p += 2 * width;
+      p += 2 * kTile;
     } else {
-      p += group * group_bytes(bits, false, m.has_minimum, width);
+      p += group * group_bytes(bits, false, m.has_minimum);
       scale = p + 2 * output;
-      minimum = scale + 2 * width;
-      p += width * (m.has_minimum ? 4 : 2);
+      minimum = scale + 2 * kTile;
+      p += kTile * (m.has_minimum ? 4 : 2);
     }
     codes = p + 4 * output;
-    high = codes + 16 * width;
+    high = codes + 16 * kTile;
   }
 };
 
@@ -167,22 +166,22 @@ void write_group(const Matrix& m, const Place& at, const Block& b, int g) {
   }
   if (m.stepped) {
     at.steps[0] = b.steps[2 * g];
-    at.steps[at.width] = b.steps[2 * g + 1];
+    at.steps[kTile] = b.steps[2 * g + 1];
   }
   const byte* codes = b.codes + g * kGroup;
   if (m.packing == Packing::kInt8) {
-    for (int v = 0; v < 8; ++v) std::memcpy(at.codes + v * 4 * at.width, codes + 4 * v, 4);
+    for (int v = 0; v < 8; ++v) std::memcpy(at.codes + v * 4 * kTile, codes + 4 * v, 4);
     return;
   }
   for (int v = 0; v < 4; ++v)
     for (int i = 0; i < 4; ++i)
-      at.codes[v * 4 * at.width + i] = byte((codes[4 * v + i] & 15) | (codes[16 + 4 * v + i] & 15) << 4);
+      at.codes[v * 4 * kTile + i] = byte((codes[4 * v + i] & 15) | (codes[16 + 4 * v + i] & 15) << 4);
   const int extra = code_bits(m.packing) - 4, per_byte = extra ? 8 / extra : 8;
   for (int q = 0; q * per_byte < 8 && extra; ++q)
     for (int i = 0; i < 4; ++i) {
       int bits = 0;
       for (int s = 0; s < per_byte; ++s) bits |= codes[4 * (q * per_byte + s) + i] >> 4 << (s * extra);
-      at.high[q * 4 * at.width + i] = byte(bits);
+      at.high[q * 4 * kTile + i] = byte(bits);
     }
 }
 
@@ -192,19 +191,19 @@ void read_group(const Matrix& m, const Place& at, Block& b) {
   if (m.stepped) {
     b.minimum ^= 0x8000;
     b.steps[0] = at.steps[0];
-    b.steps[1] = at.steps[at.width];
+    b.steps[1] = at.steps[kTile];
   }
   const int extra = code_bits(m.packing) - 4, per_byte = extra ? 8 / extra : 8;
   for (int v = 0; v < 8; ++v)
     for (int i = 0; i < 4; ++i) {
       byte& code = b.codes[4 * v + i];
       if (m.packing == Packing::kInt8) {
-        code = at.codes[v * 4 * at.width + i];
+        code = at.codes[v * 4 * kTile + i];
         continue;
       }
-      code = at.codes[v % 4 * 4 * at.width + i] >> (v / 4 * 4) & 15;
+      code = at.codes[v % 4 * 4 * kTile + i] >> (v / 4 * 4) & 15;
       if (extra)
-        code = byte(code | (at.high[v / per_byte * 4 * at.width + i] >> (v % per_byte * extra) & ((1 << extra) - 1)) << 4);
+        code = byte(code | (at.high[v / per_byte * 4 * kTile + i] >> (v % per_byte * extra) & ((1 << extra) - 1)) << 4);
     }
 }
 
@@ -219,27 +218,26 @@ void dense_values(int id, const byte* p, std::int64_t count, float* out) {
 // `rows(n, from, count, to)` gives inputs from .. from + count - 1 of output n.
 template <typename Rows>
 void pack_dense_tile(const Matrix& m, std::int64_t tile, byte* to, const Rows& rows) {
-  const int width = tile_width(m, tile);
-  std::memset(to, 0, tile_bytes(m, width));
+  std::memset(to, 0, tile_bytes(m));
   float chunk[256];
-  for (int o = 0; o < width && tile * kTile + o < m.num_outputs; ++o)
+  for (int o = 0; o < kTile && tile * kTile + o < m.num_outputs; ++o)
     for (std::int64_t from = 0; from < m.num_inputs; from += 256) {
       const std::int64_t count = m.num_inputs - from < 256 ? m.num_inputs - from : 256;
       rows(tile * kTile + o, from, count, chunk);
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t k = from + i;
         if (m.packing == Packing::kFp32) {
-          std::memcpy(to + (k * width + o) * 4, &chunk[i], 4);
+          std::memcpy(to + (k * kTile + o) * 4, &chunk[i], 4);
         } else {
           const std::uint16_t x = to_bf16(chunk[i]);
-          std::memcpy(to + ((k / 2 * width + o) * 2 + k % 2) * 2, &x, 2);
+          std::memcpy(to + ((k / 2 * kTile + o) * 2 + k % 2) * 2, &x, 2);
         }
       }
     }
 }
 
 byte* tile_at(const Matrix& m, std::int64_t tile) {
-  return reinterpret_cast<byte*>(const_cast<char*>(m.data)) + tile * tile_bytes(m, kTile);
+  return reinterpret_cast<byte*>(const_cast<char*>(m.data)) + tile * tile_bytes(m);
 }
 
 }  // namespace
@@ -258,10 +256,7 @@ std::int64_t row_bytes(int type_id, std::int64_t num_inputs) {
   return t == nullptr ? 0 : num_inputs / t->block_inputs * t->block_bytes;
 }
 
-std::int64_t matrix_bytes(const Matrix& m) {
-  const std::int64_t tiles = num_tiles(m);
-  return (tiles - 1) * tile_bytes(m, kTile) + tile_bytes(m, tile_width(m, tiles - 1));
-}
+std::int64_t matrix_bytes(const Matrix& m) { return num_tiles(m) * tile_bytes(m); }
 
 void pack_gguf(int type_id, const char* rows, const std::int64_t* order, const Matrix& m, int num_threads) {
   const Type& t = *find_type(type_id);
@@ -276,14 +271,14 @@ void pack_gguf(int type_id, const char* rows, const std::int64_t* order, const M
       });
       continue;
     }
-    const int width = tile_width(m, tile), groups = t.block_inputs / kGroup;
+    const int groups = t.block_inputs / kGroup;
     Block b;
-    for (int o = 0; o < width; ++o) {
+    for (int o = 0; o < kTile; ++o) {
       const std::int64_t n = tile * kTile + o;
       if (n >= m.num_outputs) std::memset(&b, 0, sizeof b);
       for (std::int64_t i = 0; i < m.num_inputs / t.block_inputs; ++i) {
         if (n < m.num_outputs) read_block(type_id, row(n) + i * t.block_bytes, b);
-        for (int g = 0; g < groups; ++g) write_group(m, Place(m, to, width, o, i * groups + g), b, g);
+        for (int g = 0; g < groups; ++g) write_group(m, Place(m, to, o, i * groups + g), b, g);
       }
     }
   }
@@ -316,15 +311,15 @@ void unpack_matrix(const Matrix& m, const std::int64_t* row_ids, std::int64_t co
   Block b;
   for (std::int64_t r = 0; r < count; ++r, out += m.num_inputs) {
     const std::int64_t tile = row_ids[r] / kTile;
-    const int o = int(row_ids[r] % kTile), width = tile_width(m, tile);
+    const int o = int(row_ids[r] % kTile);
     byte* at = tile_at(m, tile);
     if (m.packing == Packing::kFp32) {
-      for (std::int64_t k = 0; k < m.num_inputs; ++k) std::memcpy(out + k, at + (k * width + o) * 4, 4);
+      for (std::int64_t k = 0; k < m.num_inputs; ++k) std::memcpy(out + k, at + (k * kTile + o) * 4, 4);
     } else if (m.packing == Packing::kBf16) {
-      for (std::int64_t k = 0; k < m.num_inputs; ++k) out[k] = from_bf16(half_at(at + ((k / 2 * width + o) * 2 + k % 2) * 2));
+      for (std::int64_t k = 0; k < m.num_inputs; ++k) out[k] = from_bf16(half_at(at + ((k / 2 * kTile + o) * 2 + k % 2) * 2));
     } else {
       for (std::int64_t g = 0; g < m.num_inputs / kGroup; ++g) {
-        read_group(m, Place(m, at, width, o, g), b);
+        read_group(m, Place(m, at, o, g), b);
         group_values(t, b, 0, out + g * kGroup);
       }
     }

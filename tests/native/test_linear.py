@@ -93,11 +93,11 @@ def check_product(weights, x, out, bias=None):
 def test_codes_scales_and_minima_are_kept(name):
     """Every bit of the value, in an order of rows of our own, and within a tenth of the file's bytes."""
     columns = 2 * block_size(name)
-    packed = random_blocks(name, 80, columns)
+    packed = random_blocks(name, 160, columns)
     dense = dequantise(name, packed)
-    order = torch.randperm(80, generator=torch.Generator().manual_seed(2))
-    weights = PackedMatrix.from_gguf(IDS[name], packed, 80, columns, order)
-    assert same(weights.rows(torch.arange(80)), dense[order])
+    order = torch.randperm(160, generator=torch.Generator().manual_seed(2))
+    weights = PackedMatrix.from_gguf(IDS[name], packed, 160, columns, order)
+    assert same(weights.rows(torch.arange(160)), dense[order])
     assert same(unpack_rows(IDS[name], packed, order, columns), dense[order])
     assert weights.num_bytes <= 1.1 * packed.numel()
 
