@@ -12,83 +12,93 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.engines import EngineDied, EngineProcess, Exclusive
-from bench.peers.report import Figures, as_json, plot, table
+from bench.peers.report import as_json, plot, table
 
 from octavo.cli.bench_machine import machine
-from octavo.cli.bench_workloads import Figure, Workload, take_turns, workloads
+from octavo.cli.bench_workloads import Figure, Found, Workload, take_turns, workloads
 
 
 def main() -> int:
     asked = _arguments()
     tables: dict[str, dict[str, Any]] = tomllib.loads(asked.sitting.read_text())
     asked.results.mkdir(parents=True, exist_ok=True)
-    exclusive = Exclusive(asked.lock, realtime=asked.realtime)
-    works = workloads(
-        asked.prefill,
-        asked.decode,
-        asked.sequences,
-        tokens=asked.tokens,
-        again=asked.again,
-        vocab_size=asked.vocab_size,
-    )
     try:
-        starts, versions, figures = _sit(asked, tables, works, exclusive)
+        _Sitting(asked, tables).run()
     except EngineDied as error:
         print(error, file=sys.stderr)
         return 1
-    with exclusive.held():
-        where = machine()
-    found: Figures = {
-        name: [*figures[name], Figure("start to first token", "s", tuple(starts[name]))] for name in tables
-    }
-    about = {
-        "when": time.strftime("%Y-%m-%d"),
-        "machine": where,
-        "versions": versions,
-        "settings": {name: _shown(described) for name, described in tables.items()},
-        "tokens": asked.tokens,
-        "repeats": asked.repeats,
-    }
-    stem = asked.results / asked.name
-    said = f"{_summary(about)}\n\n{table(found)}\n"
-    stem.with_suffix(".json").write_text(json.dumps(as_json(found, about), indent=1) + "\n")
-    stem.with_suffix(".md").write_text(said)
-    if asked.plot:
-        plot(found, stem.with_suffix(".png"))
-    print(said)
+    print(_path(asked, ".md").read_text())
     return 0
 
 
-def _sit(
-    asked: argparse.Namespace,
-    tables: dict[str, dict[str, Any]],
-    works: list[Workload],
-    exclusive: Exclusive,
-) -> tuple[dict[str, list[float]], dict[str, dict[str, str]], Figures]:
-    """Seconds to the first token, versions and figures, each by engine."""
+class _Sitting:
+    """The engines of a file, what they told so far, and the files that say it."""
 
-    def engine(name: str) -> EngineProcess:
-        return EngineProcess(name, tables[name], asked.results / f"{name}.log", exclusive)
+    def __init__(self, asked: argparse.Namespace, tables: dict[str, dict[str, Any]]) -> None:
+        self._asked = asked
+        self._tables = tables
+        self._exclusive = Exclusive(asked.lock, realtime=asked.realtime)
+        self._starts: dict[str, list[float]] = {name: [] for name in tables}
+        self._versions: dict[str, dict[str, str]] = {}
+        with self._exclusive.held():
+            self._machine = machine()
 
-    def skips(name: str, work: Workload) -> bool:
-        return any(work.name.startswith(start) for start in tables[name].get("skip", ()))
+    def run(self) -> None:
+        """Measures, and writes the results after every round, so that an interrupted sitting keeps them.
 
-    starts: dict[str, list[float]] = {name: [] for name in tables}
-    for _ in range(asked.repeats):
-        for name in tables:
-            if tables[name].get("restart", True):
-                with exclusive.held(), engine(name) as started:
-                    starts[name].append(started.start_s)
-                _tell(f"{name} made its first token after {starts[name][-1]:.1f} s")
-    with ExitStack() as stack:
-        engines = {}
-        for name in tables:
-            engines[name] = stack.enter_context(engine(name))
-            starts[name] = starts[name] or [engines[name].start_s]
-        figures = take_turns(
-            {name: running.generate for name, running in engines.items()}, works, asked.repeats, _tell, skips
+        Raises:
+            EngineDied: one of the engines has ended.
+        """
+        asked, tables = self._asked, self._tables
+        works = workloads(
+            asked.prefill,
+            asked.decode,
+            asked.sequences,
+            tokens=asked.tokens,
+            again=asked.again,
+            vocab_size=asked.vocab_size,
         )
-        return starts, {name: running.versions for name, running in engines.items()}, figures
+        for _ in range(asked.repeats):
+            for name in tables:
+                if tables[name].get("restart", True):
+                    with self._exclusive.held(), self._engine(name) as started:
+                        self._starts[name].append(started.start_s)
+                    _tell(f"{name} made its first token after {started.start_s:.1f} s")
+        with ExitStack() as stack:
+            engines = {name: stack.enter_context(self._engine(name)) for name in tables}
+            for name, engine in engines.items():
+                self._versions[name] = engine.versions
+                self._starts[name] = self._starts[name] or [engine.start_s]
+            generates = {name: engine.generate for name, engine in engines.items()}
+            take_turns(generates, works, asked.repeats, _tell, self._skips, self._write)
+
+    def _engine(self, name: str) -> EngineProcess:
+        return EngineProcess(name, self._tables[name], self._asked.results / f"{name}.log", self._exclusive)
+
+    def _skips(self, name: str, work: Workload) -> bool:
+        return any(work.name.startswith(start) for start in self._tables[name].get("skip", ()))
+
+    def _write(self, measured: Found) -> None:
+        found = {
+            name: [*figures, Figure("start to first token", "s", tuple(self._starts[name]))]
+            for name, figures in measured.items()
+        }
+        about = {
+            "when": time.strftime("%Y-%m-%d"),
+            "machine": self._machine,
+            "versions": self._versions,
+            "settings": {name: _shown(described) for name, described in self._tables.items()},
+            "tokens": self._asked.tokens,
+            "rounds": min(len(figure.values) for figures in measured.values() for figure in figures),
+        }
+        _path(self._asked, ".json").write_text(json.dumps(as_json(found, about), indent=1) + "\n")
+        _path(self._asked, ".md").write_text(f"{_summary(about)}\n\n{table(found)}\n")
+        if self._asked.plot:
+            plot(found, _path(self._asked, ".png"))
+
+
+def _path(asked: argparse.Namespace, suffix: str) -> Path:
+    return Path(asked.results) / f"{asked.name}{suffix}"
 
 
 def _arguments() -> argparse.Namespace:
@@ -131,7 +141,7 @@ def _summary(about: dict[str, Any]) -> str:
     )
     return (
         f"{about['when']}, {where['cpu']}, {where['usable_cpus']} CPUs, {where['memory_bytes'] / 2**30:.0f} GiB, "
-        f"memory read at {where['read_gbps']} GB/s. {engines}. Medians of {about['repeats']} rounds or more, ± half "
+        f"memory read at {where['read_gbps']} GB/s. {engines}. Medians of {about['rounds']} rounds or more, ± half "
         "the width of the middle half."
     )
 

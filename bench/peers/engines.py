@@ -18,6 +18,7 @@ from typing import IO, Any, Self
 import psutil
 
 WORKERS = Path(__file__).parent / "workers"
+_GIVE_WAY_S = 0.1  # so that whoever waits for the lock gets it
 _OF_SITTING = ("kind", "python", "env", "skip", "note", "restart")
 
 
@@ -48,6 +49,8 @@ class Exclusive:
                 yield
             finally:
                 self.relax(os.getpid())
+        if file is not None:
+            time.sleep(_GIVE_WAY_S)
 
     def hurry(self, pid: int) -> None:
         if self._realtime:

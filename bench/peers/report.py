@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.cli.bench_workloads import Figure
-
-Figures = dict[str, list[Figure]]
-"""By engine; the first engine is the one that the others are compared with."""
+from octavo.cli.bench_workloads import Figure, Found
 
 
 def ratio(first: Figure, other: Figure) -> float:
@@ -18,8 +15,8 @@ def ratio(first: Figure, other: Figure) -> float:
     return quotient if first.unit == "tok/s" else 1 / quotient
 
 
-def table(figures: Figures) -> str:
-    """Markdown: medians with spread, then the first engine's ratios to each other one and to the best of them."""
+def table(figures: Found) -> str:
+    """Markdown: medians with half the spread, then how the first engine compares with each other one and the best."""
     first, *others = figures
     rows = _rows(figures)
     lines = _markdown(
@@ -42,11 +39,11 @@ def table(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def as_json(figures: Figures, about: dict[str, Any]) -> dict[str, Any]:
+def as_json(figures: Found, about: dict[str, Any]) -> dict[str, Any]:
     return {**about, "engines": {name: [f.as_dict() for f in found] for name, found in figures.items()}}
 
 
-def plot(figures: Figures, path: Path) -> None:
+def plot(figures: Found, path: Path) -> None:
     """Bars of every figure over the best engine's, so that 1 is the best and all fit one scale."""
     import matplotlib
 
@@ -79,7 +76,7 @@ def plot(figures: Figures, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _rows(figures: Figures) -> dict[tuple[str, str], dict[str, Figure]]:
+def _rows(figures: Found) -> dict[tuple[str, str], dict[str, Figure]]:
     """By name and unit the engines' figures, in the order of the engine that has most."""
     rows: dict[tuple[str, str], dict[str, Figure]] = {}
     for engine in sorted(figures, key=lambda name: -len(figures[name])):

@@ -55,6 +55,10 @@ class Figure:
         quarter = len(ordered) // 4
         return (ordered[-1 - quarter] - ordered[quarter]) / self.median
 
+    @property
+    def steady(self) -> bool:
+        return self.spread <= UNSTEADY
+
     def as_dict(self) -> dict[str, object]:
         return {
             "name": self.name,
@@ -63,6 +67,10 @@ class Figure:
             "spread": self.spread,
             "values": list(self.values),
         }
+
+
+Found = dict[str, list[Figure]]
+"""By engine its figures."""
 
 
 def workloads(
@@ -92,27 +100,41 @@ def take_turns(
     repeats: int,
     progress: Callable[[str], None] = lambda _: None,
     skips: Callable[[str, Workload], bool] = lambda *_: False,
-) -> dict[str, list[Figure]]:
+    after_round: Callable[[Found], None] = lambda _: None,
+) -> Found:
     """Measures every workload `repeats` times, the engines one after the other within each round.
 
-    What `skips` is left out for an engine. Figures that are still unsteady then get as many rounds again.
+    What `skips` is left out for an engine, and `after_round` gets what is there so far. Figures that are still
+    unsteady then get as many rounds again.
     """
     values: dict[tuple[str, str], list[float]] = {}
 
-    def figure(name: str, work: Workload) -> Figure:
-        return Figure(work.name, work.unit, tuple(values[name, work.name]))
+    def found() -> Found:
+        return {
+            name: [
+                Figure(work.name, work.unit, tuple(values[name, work.name]))
+                for work in workloads
+                if (name, work.name) in values
+            ]
+            for name in engines
+        }
 
     for number in range(2 * repeats + 1):
+        steady = {(name, figure.name) for name, all_ in found().items() for figure in all_ if figure.steady}
+        if number > repeats and len(steady) == len(values):
+            break
         for work, (name, generate) in itertools.product(workloads, engines.items()):
             if skips(name, work) or (number == 0 and not work.warms_up):
                 continue
-            if number > repeats and figure(name, work).spread <= UNSTEADY:
+            if number > repeats and (name, work.name) in steady:
                 continue
             value = work.measure(generate, number)
             if number:  # round 0 warms up
                 values.setdefault((name, work.name), []).append(value)
             progress(f"round {number}: {name}, {work.name}: {value:,.1f} {work.unit}")
-    return {name: [figure(name, work) for work in workloads if not skips(name, work)] for name in engines}
+        if number:
+            after_round(found())
+    return found()
 
 
 class _Prompts:

@@ -77,6 +77,18 @@ def test_engines_take_turns_within_a_round_and_a_skipped_workload_is_never_asked
     assert all(len(prompt) == 10 for (prompt,), _ in two.asked)
 
 
+def test_after_each_round_there_is_what_was_measured_so_far() -> None:
+    rounds: list[list[int]] = []
+    works = workloads((10, 20), (), (), tokens=2, again=0)
+    take_turns(
+        {"it": Engine()},
+        works,
+        3,
+        after_round=lambda found: rounds.append([len(f.values) for f in found["it"]]),
+    )
+    assert rounds == [[1, 1], [2, 2], [3, 3]]
+
+
 def test_an_unsteady_figure_is_measured_twice_as_often() -> None:
     class Unsteady(Engine):
         def __call__(self, prompts: list[list[int]], tokens: int) -> list[list[float]]:
