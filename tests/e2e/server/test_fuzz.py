@@ -96,6 +96,7 @@ def test_no_request_fails_the_server(document: Any) -> None:
             except (Exception, BaseExceptionGroup) as error:
                 told = error.exceptions if isinstance(error, BaseExceptionGroup) else [error]
                 failures += [f"{operation.label}, {mode.value}: {one!r} {one}"[:2000] for one in told]
+                print(*failures[-len(told) :], sep="\n\n")
     assert not failures, "\n\n".join(failures)
     assert num_requests >= 10 * NUM_EXAMPLES
     print(f"{num_requests} requests")

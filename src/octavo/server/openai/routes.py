@@ -66,7 +66,7 @@ def generated(kind: type) -> dict[str, Any]:
     return {
         "model": kind,
         "description": "The answer: one object, or with `stream` server-sent events.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": {"description": "Events whose data is JSON."}}},
     }
 
 
