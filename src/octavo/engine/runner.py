@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -108,16 +109,15 @@ class Runner:
     def _batch(self, chunks: SequenceOf[Chunk]) -> AttentionBatch:
         tables = [chunk.sealed_block_ids for chunk in chunks]
         per_slab, slab_bytes = self.sealed.blocks_per_slab, self.sealed.slab_bytes
-        block_ids = np.fromiter((b for table in tables for b in table), dtype=np.int64)
+        block_ids = np.array(list(itertools.chain.from_iterable(tables)), dtype=np.int64)
         return AttentionBatch(
-            query_starts=_starts(len(chunk.token_ids) for chunk in chunks),
+            query_starts=_starts([len(chunk.token_ids) for chunk in chunks]),
             context_lens=np.array([chunk.table.num_tokens for chunk in chunks], dtype=np.int64),
-            table_starts=_starts(len(table) for table in tables),
+            table_starts=_starts([len(table) for table in tables]),
             block_offsets=block_ids // per_slab * slab_bytes + block_ids % per_slab * self.sealed.page_bytes,
             slots=np.array([self.opened.offset(chunk.plan.slot) for chunk in chunks], dtype=np.int64),
         )
 
 
-def _starts(lengths: object) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    counts = np.fromiter(lengths, dtype=np.int64)  # type: ignore[call-overload]
-    return np.concatenate(([0], np.cumsum(counts)), dtype=np.int64)
+def _starts(lengths: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array([0, *itertools.accumulate(lengths)], dtype=np.int64)
