@@ -59,9 +59,11 @@ struct Step {
 
   std::size_t workspace_bytes() const { return kernels->attend_workspace(args); }
 
+  // `sealed` and `open` are addresses, one for each layer: the same rows attend to the pages of each in turn, and `out`
+  // is the last one's. One team of threads does several layers.
   void attend(std::uintptr_t q, std::int64_t q_token, std::int64_t q_head, std::uintptr_t k, std::int64_t k_token,
               std::int64_t k_head, std::uintptr_t v, std::int64_t v_token, std::int64_t v_head, std::uintptr_t out,
-              std::int64_t out_token, std::int64_t out_head, std::uintptr_t sealed, std::uintptr_t open,
+              std::int64_t out_token, std::int64_t out_head, const Ints& sealed, const Ints& open,
               std::uintptr_t scratch, float scale, float softcap, std::int64_t window, std::uintptr_t sinks) const {
     AttendArgs a = args;
     a.softcap = softcap;
@@ -71,12 +73,22 @@ struct Step {
     a.k = {at<void>(k), k_token, k_head};
     a.v = {at<void>(v), v_token, v_head};
     a.out = {at<void>(out), out_token, out_head};
-    a.sealed = at<char>(sealed);
-    a.open = at<char>(open);
     a.scratch = at<char>(scratch);
     a.scale = scale;
+    const std::int64_t num_layers = static_cast<std::int64_t>(sealed.shape(0));
+    if (num_layers < 1 || static_cast<std::int64_t>(open.shape(0)) != num_layers)
+      throw std::invalid_argument("there must be as many open pages as sealed ones, and one layer at least");
+    const std::int64_t *sealed_at = sealed.data(), *open_at = open.data();
+    const auto of_layer = [=](std::int64_t layer) {
+      AttendArgs b = a;
+      b.sealed = at<char>(static_cast<std::uintptr_t>(sealed_at[layer]));
+      b.open = at<char>(static_cast<std::uintptr_t>(open_at[layer]));
+      return b;
+    };
     nanobind::gil_scoped_release release;
-    kernels->attend(a);
+    if (num_layers == 1) return kernels->attend(of_layer(0));
+#pragma omp parallel num_threads(a.num_threads)
+    for (std::int64_t layer = 0; layer < num_layers; ++layer) kernels->attend_in_team(of_layer(layer));
   }
 };
 

@@ -180,6 +180,25 @@ def test_same_bytes_in_any_chunks_batches_and_threads(isa, dtype, kv_format):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
+def test_layers_in_one_call_are_as_layers_one_by_one(isa, kv_format):
+    kernels = make(NativeKernels, torch.bfloat16, kv_format=kv_format)
+    layers = [Sequences(kernels, [700], seed=seed, num_blocks=30).run(64) for seed in range(3)]
+    for layer in layers[1:]:  # the same table, other pages
+        layer.tables = layers[0].tables
+    (table,), (context,) = layers[0].tables, layers[0].done
+    numbers = [0, 40], [context], [0, 23], np.append(table, [29, 28])[:23] * layers[0].page_bytes, [0]
+    step = kernels.begin(AttentionBatch(*(np.array(x, dtype=np.int64) for x in numbers)))
+    rows = [x[0][:40] for x in (layers[0].q, layers[0].k, layers[0].v)]
+    copies = [(layer.sealed.clone(), layer.opened.clone()) for layer in layers]
+    outs = [step.attend(*rows, *pages, PLAIN) for pages in copies]
+    pages = [(layer.sealed, layer.opened) for layer in layers]
+    assert torch.equal(step.attend_layers(*rows, pages, PLAIN).view(torch.uint8), outs[-1].view(torch.uint8))
+    assert not torch.equal(outs[0], outs[-1])
+    for one, other in zip(copies, pages, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def test_nan_of_a_neighbour_and_stale_rows_stay_where_they_are(isa):
     lengths = [200, 180]
     clean = Sequences(make(NativeKernels, torch.float32), lengths).run(60)

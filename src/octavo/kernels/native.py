@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
+import numpy as np
 import torch  # first: the native module then shares torch's OpenMP runtime
 
 from octavo import _native
@@ -106,6 +108,18 @@ class NativeStep:
         opened: torch.Tensor,
         scoring: Scoring,
     ) -> torch.Tensor:
+        return self.attend_layers(q, k, v, [(sealed, opened)], scoring)
+
+    def attend_layers(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        """`attend` with the sealed and open pages of each layer in turn, by one team of threads, as a fused decoder
+        does it. Every layer gets the same rows; returns what the last one gives."""
         kernels, page = self._kernels, self._kernels.page
         rows = self._num_rows
         out = torch.empty((rows, kernels.num_heads, page.v_head_dim), dtype=kernels.dtype)
@@ -124,14 +138,15 @@ class NativeStep:
             raise KernelArgumentError(
                 f"sinks is {sinks.dtype} {tuple(sinks.shape)}; the step wants float32 ({kernels.num_heads},)."
             )
-        self.check_pages(sealed.numel(), opened.numel())
+        for sealed, opened in layers:
+            self.check_pages(sealed.numel(), opened.numel())
         self.native.attend(
             *(q.data_ptr(), q.stride(0), q.stride(1)),
             *(k.data_ptr(), k.stride(0), k.stride(1)),
             *(v.data_ptr(), v.stride(0), v.stride(1)),
             *(out.data_ptr(), out.stride(0), out.stride(1)),
-            sealed.data_ptr(),
-            opened.data_ptr(),
+            np.array([sealed.data_ptr() for sealed, _ in layers], dtype=np.int64),
+            np.array([opened.data_ptr() for _, opened in layers], dtype=np.int64),
             self.scratch.data_ptr(),
             scoring.scale,
             scoring.softcap,
