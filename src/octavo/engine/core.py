@@ -236,7 +236,7 @@ class EngineCore:
             kv_allocated_bytes=self._runner.allocated_bytes,
             kv_budget_bytes=self._budget_bytes,
             kv_bytes_per_token=self._plan.bytes_per_token,
-            workspace_bytes=self._runner.workspace_bytes + self._tiers.tier.queue_bytes,
+            workspace_bytes=self._runner.workspace_bytes + self._tiers.tier.workspace_bytes,
             kv_format=str(self._identity["format"]),
             disk=self._tiers.tier.report(),
             weights=str(self._identity["weights"]),

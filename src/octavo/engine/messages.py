@@ -100,7 +100,7 @@ class MemoryReport:
 
     `kv_allocated_bytes` is held from the system; `kv_used_bytes` belongs to running sequences;
     `kv_reusable_bytes` is kept for later hits; `kv_budget_bytes` is never passed. `kv_format` is how full
-    blocks are encoded, which `kv_bytes_per_token` follows from. `workspace_bytes` has the disk tier's queue in it.
+    blocks are encoded, which `kv_bytes_per_token` follows from. `workspace_bytes` includes the disk tier's.
     `weights` is how the weights of linear layers are held, those that take most first: `Q4_1, Q8_0`.
     """
 

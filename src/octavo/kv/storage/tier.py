@@ -78,7 +78,8 @@ class Load:
 class Tier(Protocol):
     """What the engine needs of a tier; all calls return at once."""
 
-    queue_bytes: int
+    workspace_bytes: int
+    """Memory that it may hold: its queue, what is on its way up, and the store's own caches."""
 
     def introduce(self, space: Space) -> None: ...
     def put(self, record: Record) -> bool: ...
@@ -111,7 +112,7 @@ _Job = _Put | Callable[[], object] | None
 class NullTier:
     """No tier below memory."""
 
-    queue_bytes = 0
+    workspace_bytes = 0
 
     def __init__(self, reason: str = "", place: str = "") -> None:
         """Args: `reason` says why the tier that was wanted cannot be had."""
@@ -188,7 +189,8 @@ class StoreTier:
         queue_bytes: int = QUEUE_BYTES,
         notice: str | None = None,
     ) -> None:
-        self.queue_bytes = queue_bytes
+        self.workspace_bytes = queue_bytes + 5 * BATCH_BYTES
+        self._queue_bytes = queue_bytes
         self._store = store
         self._place, self._budget_bytes = place, budget_bytes
         self._on_room = on_room
@@ -219,7 +221,7 @@ class StoreTier:
         """Queue a record; its payload must not change any more. False if there is no room: it is dropped."""
         size = len(record.payload)
         with self._lock:
-            if self._reason or (self._queued_bytes and self._queued_bytes + size > self.queue_bytes):
+            if self._reason or (self._queued_bytes and self._queued_bytes + size > self._queue_bytes):
                 self._num_dropped += not self._reason
                 return False
             self._queued_bytes += size
@@ -228,7 +230,7 @@ class StoreTier:
 
     def has_room(self) -> bool:
         """Whether a record as large as those before would most likely be taken."""
-        return not self._reason and self._queued_bytes <= self.queue_bytes * 3 // 4
+        return not self._reason and self._queued_bytes <= self._queue_bytes * 3 // 4
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         """These were used just now, the deepest first."""
