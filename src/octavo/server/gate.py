@@ -165,7 +165,7 @@ class Gate:
         while size <= limit:
             message = await receive()
             if message["type"] == "http.disconnect":
-                break
+                raise Problem(400, "The body ended before all of it had come.", "incomplete_body")
             parts.append(message.get("body", b""))
             if not message.get("more_body"):
                 return b"".join(parts)
