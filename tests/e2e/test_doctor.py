@@ -15,7 +15,7 @@ from families import tiny_model, tiny_tokenizer
 
 from octavo.cli import doctor
 from octavo.cli.main import invoke
-from octavo.models.exact import ExactLinear
+from octavo.kernels.linear import PackedMatrix
 
 SUBJECTS = {
     *(
@@ -79,14 +79,14 @@ def test_a_model_is_measured_and_then_remembered(capsys: pytest.CaptureFixture[s
     assert (code, found["problems"]) == (0, [])
     assert (found["exactness"]["model"], found["exactness"]["exact"]) == ("tiny", True)
     parts = found["exactness"]["parts"]
-    assert len(parts) == 7
+    assert len(parts) == 5  # sizes of linear layers
     assert not any(part["num_differing"] for part in parts)
     code, later = report(capsys)
     assert code == 0
     assert sorted(later["exactness"]["parts"], key=str) == sorted(parts, key=str)
     assert invoke(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("Exactness    remembered: 7 parts, ") for line in lines)
+    assert any(line.startswith("Exactness    remembered: 5 parts, ") for line in lines)
     assert lines[-1] == "Nothing is wrong."
 
 
@@ -94,12 +94,12 @@ def test_a_model_that_is_not_exact_is_wrong(
     capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert report(capsys, model)[0] == 0
-    forward = ExactLinear.forward
+    multiply = PackedMatrix.multiply
 
-    def broken(self: ExactLinear, x: torch.Tensor) -> torch.Tensor:
-        return forward(self, x) * (1 if x.numel() // self.in_features != 5 else 1.01)
+    def broken(self: PackedMatrix, x: torch.Tensor) -> torch.Tensor:
+        return multiply(self, x) * (1 if len(x) != 5 else 1.01)
 
-    monkeypatch.setattr(ExactLinear, "forward", broken)
+    monkeypatch.setattr(PackedMatrix, "multiply", broken)
     code, found = report(capsys, model)  # what is remembered does not count
     assert (code, found["exactness"]["exact"]) == (1, False)
     (problem,) = found["problems"]
@@ -117,6 +117,7 @@ def test_other_machines(
         "7f00-7f01 r-xp 00000000 00:00 1   /a/libgomp-24e2ab19.so.1.0.0\n"
         "7f01-7f02 r--p 00000000 00:00 1   /a/libgomp-24e2ab19.so.1.0.0\n"
         "7f02-7f03 r-xp 00000000 00:00 2   /b/my libs/libiomp5.so\n"
+        "7f02-7f03 r-xp 00000000 00:00 2   /c/other.libs/libgomp-6a29c32d.so.1.0.0\n"
         "7f03-7f04 r-xp 00000000 00:00 3   /b/libcompute.so\n7f04-7f05 rw-p 00000000 00:00 0\n"
     )
     monkeypatch.setattr(doctor, "_HUGE_PAGES", setting)
@@ -125,7 +126,11 @@ def test_other_machines(
     monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: set())
     code, found = report(capsys)
     assert code == 1
-    assert found["openmp"] == ["/a/libgomp-24e2ab19.so.1.0.0", "/b/my libs/libiomp5.so"]
+    assert found["openmp"] == [
+        "/a/libgomp-24e2ab19.so.1.0.0",
+        "/b/my libs/libiomp5.so",
+        "/c/other.libs/libgomp-6a29c32d.so.1.0.0",  # one package's own
+    ]
     assert [problem.partition(".")[0] for problem in found["problems"]] == [
         "The package no-such-package is not installed",
         "There must be one OpenMP runtime in the process and there are 2 (/a/libgomp-24e2ab19",

@@ -165,10 +165,13 @@ def _libraries(report: Report) -> None:
         {line.split(maxsplit=5)[5] for line in _MAPS.read_text().splitlines() if _OPENMP.search(line)}
     )
     report.values["openmp"] = runtimes
-    if len(runtimes) != 1:
+    # A copy in a package's own `.libs` folder serves that package alone: torch and we do not run on it.
+    folders = {path: Path(path).parent.name for path in runtimes}
+    common = [path for path, name in folders.items() if name == "torch.libs" or not name.endswith(".libs")]
+    if len(common) != 1:
         report.problems.append(
-            f"There must be one OpenMP runtime in the process and there are {len(runtimes)} "
-            f"({', '.join(runtimes) or 'none'}): threads would get into each other's way. Install torch and Octavo "
+            f"There must be one OpenMP runtime in the process and there are {len(common)} "
+            f"({', '.join(common) or 'none'}): threads would get into each other's way. Install torch and Octavo "
             "into a new environment with pip."
         )
 
