@@ -13,6 +13,7 @@ import signal
 import sqlite3
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from families import tiny_loaded
 
 from octavo.engine import tiers
 from octavo.engine.engine import TokenEngine
-from octavo.kv.hashing import Name, block_hash
+from octavo.kv.hashing import Name
 from octavo.kv.storage import open_tier
 from octavo.kv.storage.disk import DiskStore
 from octavo.kv.storage.records import Record, Space
@@ -129,36 +130,39 @@ def test_a_whole_store_is_used(subject, capsys) -> None:
     tell(capsys, "whole", 1, loaded)
 
 
-@pytest.mark.parametrize("source", ["whole", "early"])
-def test_files_that_are_cut_short(subject, capsys, source: str) -> None:
-    rng, loaded = random.Random(1), 0
+def damaged(
+    subject, capsys, what: str, source: str, seed: int, damage: Callable[[random.Random, Path], None]
+) -> None:
+    """Trials with a copy of a store of which `damage` changes one file."""
+    rng, loaded = random.Random(seed), 0
     for _ in range(TRIALS):
         folder = subject.copy(getattr(subject, source), "trial")
-        path = rng.choice([p for p in (folder / "kv").iterdir() if p.stat().st_size])
-        os.truncate(path, rng.randrange(path.stat().st_size))
+        damage(rng, rng.choice([p for p in (folder / "kv").iterdir() if p.stat().st_size]))
         loaded += subject.trial(folder)
-    tell(capsys, f"cut short, {source}", TRIALS, loaded)
+    tell(capsys, f"{what}, {source}", TRIALS, loaded)
+
+
+@pytest.mark.parametrize("source", ["whole", "early"])
+def test_files_that_are_cut_short(subject, capsys, source: str) -> None:
+    def cut(rng: random.Random, path: Path) -> None:
+        os.truncate(path, rng.randrange(path.stat().st_size))
+
+    damaged(subject, capsys, "cut short", source, 1, cut)
 
 
 @pytest.mark.parametrize("source", ["whole", "early"])
 def test_bits_that_are_flipped_anywhere(subject, capsys, source: str) -> None:
-    rng, loaded = random.Random(2), 0
-    for _ in range(TRIALS):
-        folder = subject.copy(getattr(subject, source), "trial")
-        path = rng.choice([p for p in (folder / "kv").iterdir() if p.stat().st_size])
+    def flip(rng: random.Random, path: Path) -> None:
         data = bytearray(path.read_bytes())
         for _ in range(rng.choice((1, 1, 8, 64))):
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
-        loaded += subject.trial(folder)
-    tell(capsys, f"bits flipped, {source}", TRIALS, loaded)
+
+    damaged(subject, capsys, "bits flipped", source, 2, flip)
 
 
 def test_regions_that_are_overwritten(subject, capsys) -> None:
-    rng, loaded = random.Random(3), 0
-    for _ in range(TRIALS):
-        folder = subject.copy(subject.whole, "trial")
-        path = folder / "kv" / FILES[0]
+    def overwrite(rng: random.Random, path: Path) -> None:
         data = bytearray(path.read_bytes())
         length = rng.choice((16, 512, 4096, 65536))
         start, source = rng.randrange(len(data) - length), rng.randrange(len(data) - length)
@@ -166,8 +170,8 @@ def test_regions_that_are_overwritten(subject, capsys) -> None:
             (bytes(length), rng.randbytes(length), data[source : source + length])
         )
         path.write_bytes(data)
-        loaded += subject.trial(folder)
-    tell(capsys, "overwritten", TRIALS, loaded)
+
+    damaged(subject, capsys, "overwritten", "whole", 3, overwrite)
 
 
 def test_an_index_that_is_stale(subject, capsys) -> None:
@@ -201,8 +205,7 @@ def test_an_index_that_is_stale(subject, capsys) -> None:
 
 
 def content(number: int) -> Record:
-    ids = tuple(range(number, number + 32))
-    name = Name("block", SPACE, bytes(16), block_hash(SPACE, bytes(16), ids), ids)
+    name = Name.of("block", SPACE, bytes(16), range(number, number + 32))
     return Record(name, random.Random(number).randbytes(20_000 + number % 7))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -73,6 +74,12 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32, **changes: objec
             elif "bias" in name or "sinks" in name:
                 parameter.normal_(0, 0.1)
     return model.eval()
+
+
+def answers_at_once(engine, prompts: list[list[int]], **sampling: object) -> list:
+    """The replies to prompts that are all asked at the same time, each in a thread of its own."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda prompt: engine.generate(prompt, ignore_eos=True, **sampling), prompts))
 
 
 def tiny_loaded(family: str, dtype: torch.dtype = torch.float32, **changes: object) -> LoadedModel:

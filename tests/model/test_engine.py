@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from families import tiny_loaded
+from families import answers_at_once, tiny_loaded
 
 from octavo.engine.engine import TokenEngine
 from octavo.engine.messages import Delta, Progress
@@ -91,16 +91,7 @@ def test_why_names_the_cause(engine):
 
 def test_many_at_once_answer_as_if_alone(engine, expected):
     prompts = [FIRST, SECOND] * 6
-    replies = [None] * len(prompts)
-
-    def ask(i):
-        replies[i] = engine.generate(prompts[i], max_tokens=40, ignore_eos=True)
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    replies = answers_at_once(engine, prompts, max_tokens=40)
     for prompt, reply in zip(prompts, replies, strict=True):
         assert reply.token_ids == expected[tuple(prompt)]
 
@@ -255,16 +246,7 @@ def test_short_memory_preempts_and_every_answer_is_that_of_a_lone_run():
         scheduler = engine._core._scheduler
         original = scheduler._preempt
         scheduler._preempt = lambda *args: preempted.append(1) or original(*args)
-        replies = [None] * 6
-
-        def ask(i):
-            replies[i] = engine.generate(prompts[i], max_tokens=120, ignore_eos=True)
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        replies = answers_at_once(engine, prompts, max_tokens=120)
         assert [reply.token_ids for reply in replies] == expected
         assert preempted
         memory = engine.memory()

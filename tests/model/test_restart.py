@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from families import tiny_loaded
+from families import answers_at_once, tiny_loaded
 
 from octavo.engine import tiers
 from octavo.engine.engine import TokenEngine
@@ -151,16 +151,7 @@ def test_many_at_once_with_too_little_memory_answer_as_if_alone() -> None:
         expected = [engine.generate(p, max_tokens=60, ignore_eos=True).token_ids for p in prompts]
     with life(kv_memory="420KiB", max_running=6, kv_format="raw") as engine:
         for _ in range(3):
-            replies = [None] * len(prompts)
-
-            def ask(i, engine=engine, replies=replies):
-                replies[i] = engine.generate(prompts[i], max_tokens=60, ignore_eos=True)
-
-            threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            replies = answers_at_once(engine, prompts, max_tokens=60)
             assert [reply.token_ids for reply in replies] == expected
             assert engine.memory().kv_used_bytes == 0
             engine.check_integrity()

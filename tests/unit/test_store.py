@@ -6,14 +6,16 @@ import os
 import sqlite3
 import stat
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.kv.hashing import Name, block_hash
-from octavo.kv.storage.disk import PAGE_BYTES, DiskStore, StoreGone
+from octavo.kv.hashing import Name
+from octavo.kv.storage.disk import DiskStore
+from octavo.kv.storage.file import PAGE_BYTES, StoreGone
 from octavo.kv.storage.records import Document, Record, Space
 
 SPACE = b"s" * 32
@@ -21,15 +23,20 @@ ROOT = bytes(16)
 
 
 def name(first: int = 0, *, num_tokens: int = 32, parent: bytes = ROOT, namespace: bytes = SPACE) -> Name:
-    ids = tuple(range(first, first + num_tokens))
     kind = "block" if num_tokens == 32 else "tail"
-    return Name(kind, namespace, parent, block_hash(namespace, parent, ids), ids)
+    return Name.of(kind, namespace, parent, range(first, first + num_tokens))
 
 
 def record(first: int = 0, *, num_bytes: int = 1000, **options) -> Record:
     expires_s = options.pop("expires_s", None)
     payload = bytes((first + i) % 251 for i in range(num_bytes))
     return Record(name(first, **options), payload, expires_s=expires_s)
+
+
+def alter(store: DiskStore, statement: str, *values: object) -> None:
+    """Change the store's file behind its back."""
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute(statement, values)
 
 
 @pytest.fixture
@@ -79,20 +86,18 @@ def test_a_changed_bit_anywhere_in_a_record_is_found(tmp_path_factory, column: s
     store = DiskStore(tmp_path_factory.mktemp("kv") / "store.sqlite")
     store.put([record(0, expires_s=time.time() + 1000)])
     table = "payloads" if column == "data" else "records"
-    with sqlite3.connect(store.path) as db:
-        (value,) = db.execute(f"SELECT {column} FROM {table}").fetchone()
-        if isinstance(value, bytes):
-            changed = bytearray(value)
-            changed[bit // 8 % len(changed)] ^= 1 << bit % 8
-            value = bytes(changed)
-        elif isinstance(value, str):
-            value = value[:-1] + chr(ord(value[-1]) ^ (1 << bit % 7))
-        elif isinstance(value, float):
-            value += 1 + bit % 1000
-        else:
-            value ^= 1 << bit % 62
-        db.execute(f"UPDATE {table} SET {column} = ?", (value,))
-    db.close()
+    (value,) = store._file.reader.execute(f"SELECT {column} FROM {table}").fetchone()
+    if isinstance(value, bytes):
+        changed = bytearray(value)
+        changed[bit // 8 % len(changed)] ^= 1 << bit % 8
+        value = bytes(changed)
+    elif isinstance(value, str):
+        value = value[:-1] + chr(ord(value[-1]) ^ (1 << bit % 7))
+    elif isinstance(value, float):
+        value += 1 + bit % 1000
+    else:
+        value ^= 1 << bit % 62
+    alter(store, f"UPDATE {table} SET {column} = ?", value)
     assert store.get(name(0)) is None
     assert store.num_doubtful == 1
     store.close()
@@ -100,9 +105,7 @@ def test_a_changed_bit_anywhere_in_a_record_is_found(tmp_path_factory, column: s
 
 def test_a_payload_that_is_missing_is_a_miss(store) -> None:
     store.put([record(0)])
-    with sqlite3.connect(store.path) as db:
-        db.execute("DELETE FROM payloads")
-    db.close()
+    alter(store, "DELETE FROM payloads")
     assert store.get(name(0)) is None
     assert store.num_doubtful == 1
 
@@ -120,9 +123,7 @@ def test_a_file_that_is_no_store_is_made_anew(tmp_path, content: bytes) -> None:
 
 def test_a_store_of_another_format_is_made_anew(store) -> None:
     store.put([record(0)])
-    with sqlite3.connect(store.path) as db:
-        db.execute("PRAGMA user_version = 99")
-    db.close()
+    alter(store, "PRAGMA user_version = 99")
     store.close()
     other = DiskStore(store.path)
     assert other.get(name(0)) is None
@@ -159,9 +160,7 @@ def test_what_is_too_old_or_expired_goes(tmp_path) -> None:
     store = DiskStore(tmp_path / "kv" / "store.sqlite", max_age_s=3600)
     store.put([record(0), record(1), record(2, expires_s=time.time() + 0.05)])
     assert store.get(name(2)) is not None
-    with sqlite3.connect(store.path) as db:
-        db.execute("UPDATE records SET used_s = used_s - 4000 WHERE hash = ?", (name(1).hash,))
-    db.close()
+    alter(store, "UPDATE records SET used_s = used_s - 4000 WHERE hash = ?", name(1).hash)
     time.sleep(0.06)
     assert store.get(name(2)) is None
     assert store.trim() == 2
@@ -202,9 +201,7 @@ def test_documents_are_kept_apart_by_tenant_and_checked(store) -> None:
     assert store.get_document("conversation", "a", b"1").data == b"mine"
     assert [document.data for document in store.documents("conversation")] == [b"theirs", b"mine"]
     assert store.get_document("conversation", "c", b"1") is None
-    with sqlite3.connect(store.path) as db:
-        db.execute("UPDATE documents SET data = x'00' WHERE tenant = 'a'")
-    db.close()
+    alter(store, "UPDATE documents SET data = x'00' WHERE tenant = 'a'")
     assert store.get_document("conversation", "a", b"1") is None
     assert store.num_doubtful == 1
     assert store.remove_document("conversation", "b", b"1")

@@ -12,7 +12,8 @@ from octavo.kv.hashing import block_hash
 from octavo.kv.storage import open_tier
 from octavo.kv.storage.memory import MemoryStore
 from octavo.kv.storage.records import Space
-from octavo.kv.storage.tier import BATCH_BYTES, Load, NullTier, StoreTier
+from octavo.kv.storage.store_tier import BATCH_BYTES, StoreTier
+from octavo.kv.storage.tier import Load, NullTier
 
 from .test_store import ROOT, SPACE, name, record
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.render import count, size
+from octavo.cli.render import count, size, table
 from octavo.cli.terminal import Terminal
 from octavo.errors import EngineError, InvalidRequest
 
@@ -33,7 +33,8 @@ def _store() -> Iterator[DiskStore]:
         EngineError: it cannot be opened or read; the message says why.
     """
     from octavo.kv.storage import default_disk_bytes
-    from octavo.kv.storage.disk import DiskStore, store_path
+    from octavo.kv.storage.disk import DiskStore
+    from octavo.kv.storage.file import store_path
 
     path = store_path()
     try:
@@ -51,7 +52,7 @@ def _store() -> Iterator[DiskStore]:
 @cache.command("path")
 def path_() -> None:
     """Print where the store is."""
-    from octavo.kv.storage.disk import store_path
+    from octavo.kv.storage.file import store_path
 
     Terminal().print(str(store_path()))
 
@@ -81,8 +82,8 @@ def show(json: _Json = False) -> None:
             )
         return
     terminal.print(f"{place}: {size(file_bytes)}")
-    table = [("MODEL", "TENANT", "FORMAT", "BLOCKS", "TAILS", "SIZE", "HITS", "OLDEST", "USED")]
-    table += [
+    lines = [("MODEL", "TENANT", "FORMAT", "BLOCKS", "TAILS", "SIZE", "HITS", "OLDEST", "USED")]
+    lines += [
         (
             *(space.model, str(space.fields.get("tenant", "")), str(space.fields.get("format", ""))),
             *(f"{total.num_blocks:,}", f"{total.num_tails:,}", size(total.num_bytes), f"{total.num_hits:,}"),
@@ -90,7 +91,7 @@ def show(json: _Json = False) -> None:
         )
         for space, total in rows
     ]
-    _print_table(terminal, table)
+    terminal.print("\n".join(table(lines)))
 
 
 @cache.command("ls")
@@ -118,15 +119,15 @@ def ls(json: _Json = False) -> None:
     if not items:
         terminal.say("No conversation is kept. `octavo chat MODEL --save` keeps one.")
         return
-    table = [("ID", "MODEL", "TURNS", "TOKENS", "SAVED", "BEGINS")]
-    table += [
+    lines = [("ID", "MODEL", "TURNS", "TOKENS", "SAVED", "BEGINS")]
+    lines += [
         (
             *(item.id, item.model, str(item.num_turns), f"{len(item.token_ids):,}"),
             *(_age(item.saved_s), item.title[:50]),
         )
         for item in items
     ]
-    _print_table(terminal, table)
+    terminal.print("\n".join(table(lines)))
 
 
 @cache.command()
@@ -213,14 +214,6 @@ def import_(file: Annotated[Path, typer.Argument(metavar="FILE", help="That `exp
         Terminal().print(
             f"{count(done.kept.num_turns, 'turn')} taken over as {done.kept.id}, with the keys and values of "
             f"{count(done.num_tokens, 'token')}. Go on with: octavo chat {done.kept.model} --resume {done.kept.id}"
-        )
-
-
-def _print_table(terminal: Terminal, table: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for row in table:
-        terminal.print(
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         )
 
 

@@ -49,9 +49,7 @@ def models(
     for entry in entries:
         where = f"(not here; octavo pull {entry.name})" if entry.path is None else str(entry.path)
         rows.append((entry.name, entry.kind, render.size(entry.size_bytes), where))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for name, kind, size, where in rows:
-        terminal.print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {size:>{widths[2]}}  {where}")
+    terminal.print("\n".join(render.table(rows, right=(2,))))
 
 
 def _num_bytes(path: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -39,6 +39,17 @@ def amount(stage: str, done: int, total: int | None) -> str:
     if stage in ("prompt", "verify"):
         return f"{done:,} of {count(total, 'token')}"
     return f"{size(done)} of {size(total)}"
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Rows with their columns under each other, those of `right` at its right edge."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{'>' if column in right else '<'}{widths[column]}}" for column, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def summary(reply: Reply, *, temperature: float) -> str:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, Self
 
 ROOT_HASH = bytes(16)
 """Stands in for the parent's hash at a sequence's first block."""
@@ -53,3 +53,16 @@ class Name:
     parent: bytes
     hash: bytes
     token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        namespace: bytes,
+        parent: bytes,
+        token_ids: Sequence[int],
+        hash_function: BlockHash = block_hash,
+    ) -> Self:
+        """The name of these tokens behind `parent`, with their hash."""
+        ids = tuple(token_ids)
+        return cls(kind, namespace, parent, hash_function(namespace, parent, ids), ids)

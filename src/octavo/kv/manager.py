@@ -200,8 +200,7 @@ class KVCacheManager:
 
     def name(self, kind: Kind, namespace: bytes, parent: Parent, token_ids: Sequence[int]) -> Name:
         """What the tokens behind `parent`, a published block or the namespace, are called in a lower tier."""
-        ids, chain = tuple(token_ids), self._index.chain_hash(parent)
-        return Name(kind, namespace, chain, self._hash(namespace, chain, ids), ids)
+        return Name.of(kind, namespace, self._index.chain_hash(parent), token_ids, self._hash)
 
     def chain_hash(self, parent: Parent) -> bytes:
         """The hash of everything up to and including `parent`: a published block, or a namespace."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -94,14 +95,7 @@ class Returns:
 
 
 def _bucket(age_s: float) -> int:
-    low, high = 0, len(_BOUNDS)
-    while low < high:
-        middle = (low + high) // 2
-        if age_s < _BOUNDS[middle]:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_right(_BOUNDS, age_s)
 
 
 @dataclass(eq=False, slots=True)

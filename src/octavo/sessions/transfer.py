@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.errors import InvalidConversation, InvalidRequest
-from octavo.kv.hashing import ROOT_HASH, Name, block_hash
-from octavo.kv.storage.disk import DiskStore, remove_file
+from octavo.kv.hashing import ROOT_HASH, Name
+from octavo.kv.storage.disk import DiskStore
+from octavo.kv.storage.file import remove_file
 from octavo.kv.storage.records import Record, Space
 from octavo.sessions import archive
 from octavo.sessions.archive import Kept
@@ -56,11 +57,11 @@ def chain(store: DiskStore, space: Space, item: Kept) -> Iterator[Name]:
     for start in range(0, len(ids) + 1, BLOCK_SIZE):
         for tail in store.tails(space.namespace, parent):
             if tuple(ids[start : start + len(tail)]) == tail:
-                yield Name("tail", space.namespace, parent, block_hash(space.namespace, parent, tail), tail)
-        block = tuple(ids[start : start + BLOCK_SIZE])
+                yield Name.of("tail", space.namespace, parent, tail)
+        block = ids[start : start + BLOCK_SIZE]
         if len(block) < BLOCK_SIZE:
             return
-        name = Name("block", space.namespace, parent, block_hash(space.namespace, parent, block), block)
+        name = Name.of("block", space.namespace, parent, block)
         yield name
         parent = name.hash
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from octavo.kv.storage.memory import MemoryStore
 from octavo.kv.storage.records import Document
-from octavo.kv.storage.tier import NullTier, StoreTier
+from octavo.kv.storage.store_tier import StoreTier
+from octavo.kv.storage.tier import NullTier
 from octavo.server.chat.transcripts import DurableTranscripts, MemoryTranscripts, Transcript
 
 SAID = Transcript((1, 2, 70_000), 1, "Grüße")

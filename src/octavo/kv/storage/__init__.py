@@ -7,8 +7,10 @@ import sqlite3
 from collections.abc import Callable
 
 from octavo.config import parse_bytes
-from octavo.kv.storage.disk import DiskStore, store_path
-from octavo.kv.storage.tier import NullTier, StoreTier, Tier, told
+from octavo.kv.storage.disk import DiskStore
+from octavo.kv.storage.file import store_path
+from octavo.kv.storage.store_tier import StoreTier
+from octavo.kv.storage.tier import NullTier, Tier, told
 
 DEFAULT_DISK_BYTES = 10 << 30
 

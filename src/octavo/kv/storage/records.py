@@ -79,11 +79,13 @@ class Document:
 class Store(Protocol):
     """Keyed bytes. Everything it gives out was checked; what does not agree is a miss and is removed.
 
-    `put`, `touch`, `remove` and `trim` are called from one thread, `get` and `tails` from one other.
+    What changes it is called from one thread, `get` and `tails` from one other, and documents are read from any.
     Any method may raise OSError or sqlite3.Error: the store cannot be used then.
     """
 
-    num_doubtful: int
+    @property
+    def num_doubtful(self) -> int:
+        """What did not agree so far."""
 
     @property
     def used_bytes(self) -> int:

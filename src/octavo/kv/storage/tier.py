@@ -1,36 +1,14 @@
-"""A tier below memory: a store behind two threads, so that the engine's thread never waits for it.
-
-The writer's queue is bounded: what does not fit is dropped and counted. The writer has a low priority and puts
-many records into one transaction. The reader fetches what a waiting prompt can use, checks it, and hands it over
-in batches while it reads on. An error of the store turns the tier off, for good and with a reason; the engine
-then goes on as if there were none.
-"""
+"""What the engine needs of a tier below memory, and the one that is none; `StoreTier` is one with a store."""
 
 from __future__ import annotations
 
-import logging
-import os
-import queue
-import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from octavo.kv.hashing import BlockHash, Name, block_hash
-from octavo.kv.storage.records import Document, Payload, Record, Space, Store
-from octavo.spec import BLOCK_SIZE
-
-_log = logging.getLogger(__name__)
-
-QUEUE_BYTES = 16 << 20
-"""What waits to be written is at most this, or one record."""
-
-BATCH_BYTES = 4 << 20
-_TRIM_EVERY_BYTES = 64 << 20
-_FAILURES = (OSError, sqlite3.Error, MemoryError)
+from octavo.kv.hashing import Name
+from octavo.kv.storage.records import Document, Payload, Record, Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +76,6 @@ class Tier(Protocol):
     def close(self, timeout_s: float) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Put:
-    """A record to be written, unless the store was cleared since `mark` was read."""
-
-    record: Record
-    mark: object
-
-
-_Job = _Put | Callable[[], object] | None
-
-
 class NullTier:
     """No tier below memory."""
 
@@ -117,7 +84,7 @@ class NullTier:
     def __init__(self, reason: str = "", place: str = "") -> None:
         """Args: `reason` says why the tier that was wanted cannot be had."""
         self._reason, self._place = reason, place
-        self._complaint: str | None = _complaint(reason) if reason else None
+        self._complaint: str | None = complain_of(reason) if reason else None
 
     def introduce(self, space: Space) -> None:
         pass
@@ -166,281 +133,6 @@ class NullTier:
         pass
 
 
-class StoreTier:
-    """A `Store` as a tier.
-
-    Args:
-        store: is taken over, and closed by `close`.
-        place: where it is, for people.
-        notice: what the user is to be told first.
-        on_room: called on the writer's thread when the queue has run empty.
-        cleared_mark: what changes when the user clears the store, in whatever process.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        *,
-        place: str = "",
-        budget_bytes: int = 0,
-        on_room: Callable[[], None] = lambda: None,
-        cleared_mark: Callable[[], object] = lambda: None,
-        hash_function: BlockHash = block_hash,
-        queue_bytes: int = QUEUE_BYTES,
-        notice: str | None = None,
-    ) -> None:
-        self.workspace_bytes = queue_bytes + 5 * BATCH_BYTES
-        self._queue_bytes = queue_bytes
-        self._store = store
-        self._place, self._budget_bytes = place, budget_bytes
-        self._on_room = on_room
-        self._cleared_mark = cleared_mark
-        self._mark = cleared_mark()
-        self._hash = hash_function
-        self._reason = ""
-        self._complaint = notice
-        self._queued_bytes = 0
-        self._used_bytes = store.used_bytes
-        self._lock = threading.Lock()
-        self._num_written = self._num_dropped = self._num_loaded = 0
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._loads: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for target, name in ((self._write, "octavo-tier-writer"), (self._read, "octavo-tier-reader"))
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    # Called by the engine
-
-    def introduce(self, space: Space) -> None:
-        self._jobs.put(lambda: self._store.introduce(space))
-
-    def put(self, record: Record) -> bool:
-        """Queue a record; its payload must not change any more. False if there is no room: it is dropped."""
-        size = len(record.payload)
-        with self._lock:
-            if self._reason or (self._queued_bytes and self._queued_bytes + size > self._queue_bytes):
-                self._num_dropped += not self._reason
-                return False
-            self._queued_bytes += size
-        self._jobs.put(_Put(record, self._mark))
-        return True
-
-    def has_room(self) -> bool:
-        """Whether a record as large as those before would most likely be taken."""
-        return not self._reason and self._queued_bytes <= self._queue_bytes * 3 // 4
-
-    def touch(self, hashes: Sequence[bytes]) -> None:
-        """These were used just now, the deepest first."""
-        if hashes:
-            self._jobs.put(lambda: self._store.touch(hashes))
-
-    def load(self, load: Load) -> bool:
-        """Begin to load. False if there is no tier: nothing will be delivered."""
-        if self._reason:
-            return False
-        self._loads.put(load)
-        return True
-
-    def was_cleared(self) -> bool:
-        """Whether the user has cleared the store since this was asked last."""
-        mark = self._cleared_mark()
-        changed, self._mark = mark != self._mark, mark
-        return changed
-
-    def report(self) -> TierReport:
-        return TierReport(
-            state="failed" if self._reason else "on",
-            reason=self._reason,
-            place=self._place,
-            used_bytes=self._used_bytes,
-            budget_bytes=self._budget_bytes,
-            num_written=self._num_written,
-            num_loaded=self._num_loaded,
-            num_dropped=self._num_dropped,
-            num_doubtful=self._store.num_doubtful,
-        )
-
-    def take_complaint(self) -> str | None:
-        """What the user is to be told, once: that things are kept, or why they are not."""
-        complaint, self._complaint = self._complaint, None
-        return complaint
-
-    def clear(self, **fields: str) -> None:
-        """Remove the records whose namespace has these fields, and what waits to be written. Waits for it."""
-        done = threading.Event()
-
-        def clear() -> None:
-            try:
-                self._store.clear(**fields)
-            finally:
-                done.set()
-
-        self._jobs.put(clear)  # behind what waits, which it then removes
-        done.wait(timeout=60.0)
-
-    def put_document(self, document: Document) -> bool:
-        """Queue a document. False if there is no tier any more."""
-        self._jobs.put(lambda: self._store.put_document(document))
-        return not self._reason
-
-    def get_document(self, kind: str, tenant: str, key: bytes) -> Document | None:
-        """A document that was written; safe in any thread."""
-        return next(iter(self._read_documents(lambda: [self._store.get_document(kind, tenant, key)])), None)
-
-    def documents(self, kind: str) -> list[Document]:
-        """All documents of a kind that were written, the one used last first; safe in any thread."""
-        return self._read_documents(lambda: list(self._store.documents(kind)))
-
-    def remove_documents(self, kind: str, tenant: str) -> None:
-        """Remove a tenant's documents of a kind, and those that wait to be written."""
-        self._jobs.put(lambda: self._store.remove_documents(kind, tenant))
-
-    def _read_documents(self, read: Callable[[], Sequence[Document | None]]) -> list[Document]:
-        if self._reason:
-            return []
-        try:
-            return [document for document in read() if document is not None]
-        except _FAILURES as error:
-            self._fail(error)
-            return []
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was queued is written; False if that took too long or the tier failed."""
-        done = threading.Event()
-        self._jobs.put(done.set)
-        return done.wait(timeout=timeout_s) and not self._reason
-
-    def close(self, timeout_s: float) -> None:
-        """Write what is queued, for at most `timeout_s`, and let the store go."""
-        end = time.monotonic() + timeout_s
-        self._loads.put(None)
-        self._jobs.put(None)
-        for thread in self._threads:
-            thread.join(timeout=max(0.0, end - time.monotonic()))
-        if not any(thread.is_alive() for thread in self._threads):
-            with suppress(*_FAILURES):
-                self._store.close()
-
-    # The writer's thread
-
-    def _write(self) -> None:
-        _yield_to_others()
-        since_trim = _TRIM_EVERY_BYTES  # what is too old goes at the start
-        while True:
-            jobs = self._next_jobs()
-            records: dict[object, list[Record]] = {}
-            for job in jobs:
-                if isinstance(job, _Put):
-                    records.setdefault(job.mark, []).append(job.record)
-            size = sum(len(record.payload) for some in records.values() for record in some)
-            try:
-                for mark, some in records.items():
-                    if not self._reason:
-                        self._num_written += self._store.put(some, mark)
-                since_trim += size
-                if not self._reason and since_trim >= min(
-                    _TRIM_EVERY_BYTES, self._budget_bytes // 16 or size
-                ):
-                    self._store.trim()
-                    since_trim = 0
-                self._used_bytes = self._store.used_bytes
-            except _FAILURES as error:
-                self._fail(error)
-            with self._lock:
-                self._queued_bytes -= size
-            job = jobs[-1]
-            if job is None:
-                return
-            if not isinstance(job, _Put):
-                try:
-                    job()
-                except _FAILURES as error:
-                    self._fail(error)
-            if size and self.has_room():
-                self._on_room()
-
-    def _next_jobs(self) -> list[_Job]:
-        """The next jobs: records up to a batch, and what comes behind them if it is something else."""
-        jobs = [self._jobs.get()]
-        size = 0
-        while isinstance(jobs[-1], _Put):
-            size += len(jobs[-1].record.payload)
-            if size >= BATCH_BYTES:
-                break
-            try:
-                jobs.append(self._jobs.get_nowait())
-            except queue.Empty:
-                break
-        return jobs
-
-    # The reader's thread
-
-    def _read(self) -> None:
-        while (load := self._loads.get()) is not None:
-            batch: list[tuple[Name, Payload]] = []
-            try:
-                if not self._reason:
-                    self._serve(load, batch)
-            except _FAILURES as error:
-                self._fail(error)
-            self._hand_over(load, batch, last=True)
-
-    def _serve(self, load: Load, batch: list[tuple[Name, Payload]]) -> None:
-        """Hand over all full batches; the rest stays in `batch`."""
-        parent, start, size = load.parent, 0, 0
-        reusable = len(load.token_ids) - 1
-        used: list[bytes] = []
-        while not load.cancelled and start + BLOCK_SIZE <= reusable:
-            ids = tuple(load.token_ids[start : start + BLOCK_SIZE])
-            name = Name("block", load.namespace, parent, self._hash(load.namespace, parent, ids), ids)
-            payload = self._store.get(name)
-            if payload is None:
-                break
-            batch.append((name, payload))
-            used.append(name.hash)
-            parent, start, size = name.hash, start + BLOCK_SIZE, size + len(payload)
-            if size >= BATCH_BYTES:
-                self._hand_over(load, batch, last=False)
-                batch.clear()
-                size = 0
-        wanted = tuple(load.token_ids[start : min(start + BLOCK_SIZE - 1, reusable)])
-        if wanted and not load.cancelled:
-            length, ids = max(
-                ((_common(ids, wanted), ids) for ids in self._store.tails(load.namespace, parent)),
-                default=(0, ()),
-            )
-            if length:
-                name = Name("tail", load.namespace, parent, self._hash(load.namespace, parent, ids), ids)
-                payload = self._store.get(name)
-                if payload is not None:
-                    batch.append((name, payload))
-                    used.append(name.hash)
-        self._num_loaded += len(used)
-        self.touch(used[::-1])
-
-    def _hand_over(self, load: Load, batch: list[tuple[Name, Payload]], *, last: bool) -> None:
-        if not load.cancelled:
-            load.deliver(load, list(batch), last)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._reason:
-            self._reason = told(error)
-            self._complaint = _complaint(self._reason)
-            _log.warning("%s", self._complaint)
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    length = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
-
-
 def told(error: BaseException) -> str:
     """A short reason for a person."""
     if isinstance(error, OSError) and error.strerror:
@@ -448,14 +140,9 @@ def told(error: BaseException) -> str:
     return str(error).rstrip(".") or type(error).__name__
 
 
-def _complaint(reason: str) -> str:
+def complain_of(reason: str) -> str:
+    """What the user is told when a tier cannot be used."""
     return (
         f"The disk tier cannot be used ({reason}): answers go on without it, and what leaves memory is "
         "computed again."
     )
-
-
-def _yield_to_others() -> None:
-    """Give this thread a low priority; on Linux each thread has its own."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
