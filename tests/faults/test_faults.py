@@ -73,9 +73,11 @@ class Subject:
 
         self.engine._ask(change)
 
-    def trial(self, folder: Path) -> int:
-        """Answers everything twice; returns how many tokens were loaded."""
+    def trial(self, folder: Path, prepare: Callable[[DiskStore], object] | None = None) -> int:
+        """Answers everything twice; returns how many tokens were loaded. `prepare` gets the open store first."""
         self.use(folder)
+        if prepare is not None:
+            prepare(self.engine.disk._store)
         began, loaded = time.monotonic(), 0
         for again in range(2):
             for prompt, expected in zip(PROMPTS, self.expected, strict=True):
@@ -277,6 +279,20 @@ def test_two_processes_at_once(tmp_path, capsys) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     tell(capsys, "two at once", rounds, check(path))
+
+
+def test_a_file_that_may_not_grow(subject, tmp_path, capsys) -> None:
+    """The error of a full disk, from SQLite itself, where no file system can be mounted."""
+
+    def fill(store: DiskStore) -> None:
+        with store._file.transaction() as db:
+            pages = db.execute("PRAGMA page_count").fetchone()[0]
+            assert db.execute(f"PRAGMA max_page_count = {pages}").fetchone()[0] == pages
+
+    loaded = subject.trial(tmp_path, fill)
+    report = subject.engine.disk.report()
+    assert (report.state, report.reason) == ("failed", "database or disk is full")
+    tell(capsys, "may not grow", 1, loaded)
 
 
 @pytest.fixture

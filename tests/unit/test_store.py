@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.kv.hashing import Name
+from octavo.kv.hashing import Name, namespace_key
 from octavo.kv.storage.disk import DiskStore
 from octavo.kv.storage.file import PAGE_BYTES, StoreGone
 from octavo.kv.storage.records import Document, Record, Space
@@ -130,6 +130,33 @@ def test_a_store_of_another_format_is_made_anew(store) -> None:
     other.close()
 
 
+CELLS = ("token_ids", "parent", "hash", "num_bytes", "position", "used_s", "expires_s", "kind", "namespace")
+
+
+@pytest.mark.parametrize("value", [None, "text", 7, -1.5])
+@pytest.mark.parametrize("column", CELLS)
+def test_a_cell_of_another_type_stops_neither_writing_nor_checking(tmp_path, column: str, value) -> None:
+    fields = {"model": "m", "tenant": ""}
+    space, budget = namespace_key(fields), 6 << 20
+    store = DiskStore(tmp_path / "kv" / "store.sqlite", budget_bytes=budget)
+    store.introduce(Space(space, fields, "tiny"))
+    for number in range(30):
+        store.put([record(number, num_bytes=2 * PAGE_BYTES, namespace=space)])
+    store.put([record(0, num_tokens=5, namespace=space)])
+    alter(store, f"UPDATE OR IGNORE records SET {column} = ? WHERE id > 10", value)
+    store.put_document(Document("transcript", b"1", b"said"))
+    alter(store, "UPDATE documents SET data = ?", value)
+    store.put([record(0, num_tokens=9, namespace=space)])
+    store.budget_bytes = budget // 2
+    store.trim()
+    assert store.used_bytes <= store.room_bytes
+    store.check()
+    sound = sum(store.get(name(first, namespace=space)) is not None for first in range(30))
+    assert store.check() == (sound + (store.get(name(0, num_tokens=9, namespace=space)) is not None), 0)
+    assert not list(store.documents("transcript"))
+    store.close()
+
+
 def test_a_longer_tail_takes_the_place_of_its_beginning(store) -> None:
     store.put([record(0, num_tokens=5), record(100, num_tokens=5)])
     store.put([record(0, num_tokens=9)])
@@ -204,6 +231,7 @@ def test_documents_are_kept_apart_by_tenant_and_checked(store) -> None:
     alter(store, "UPDATE documents SET data = x'00' WHERE tenant = 'a'")
     assert store.get_document("conversation", "a", b"1") is None
     assert store.num_doubtful == 1
+    assert [store.check(), store.check()] == [(0, 1), (0, 0)], "what is not sound is removed"
     assert store.remove_document("conversation", "b", b"1")
     assert not store.remove_document("conversation", "b", b"1")
 

@@ -1,7 +1,7 @@
 """The store on disk: one SQLite file a user, for all models, tenants and processes.
 
 Nothing in the file is believed: a record is compared with what was asked for, and its checksum is taken, each
-time it is read.
+time it is read. A cell may have any type.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class DiskStore:
         ).fetchall()
         self._remove(
             db,
-            [id_ for id_, tail in found if tail != ids and ids.startswith(tail)],
+            [id_ for id_, tail in found if isinstance(tail, bytes) and tail != ids and ids.startswith(tail)],
         )
 
     def get(self, name: Name) -> bytes | None:
@@ -207,7 +207,9 @@ class DiskStore:
             self._documents.trim(db, oldest_s=now - self.max_age_s, max_bytes=self.room_bytes // 8)
             excess = self.used_bytes - self.room_bytes
             if excess > 0:
-                rows = db.execute("SELECT id, num_bytes FROM records ORDER BY used_s, position DESC")
+                rows = db.execute(
+                    "SELECT id, coalesce(CAST(num_bytes AS INTEGER), 0) FROM records ORDER BY used_s, position DESC"
+                )
                 victims = []
                 excess += self.room_bytes // 20  # so that it need not be done again at once
                 for id_, num_bytes in rows:
@@ -293,7 +295,7 @@ class DiskStore:
         return {namespace: Totals(*figures) for namespace, *figures in rows}
 
     def check(self) -> tuple[int, int]:
-        """Read every record; returns how many are sound and how many were not, and are removed now.
+        """Read all there is; returns how many records are sound, and how much was not sound and is removed now.
 
         A sound record is what its hash says, and its hash is keyed with what its namespace says.
         """
@@ -305,14 +307,13 @@ class DiskStore:
         for id_, kind, namespace, parent, hash_, ids in rows:
             try:
                 name = Name.of(kind, namespace, parent, unpack_ids(ids))
-                is_right = namespace in known and name.hash == hash_
+                is_right = kind in ("block", "tail") and namespace in known and name.hash == hash_
             except (TypeError, struct.error):
                 is_right = False
             if is_right:
                 sound += self.get(name) is not None
             else:
                 self._doubt(id_)
-        for kind in ("conversation", "transcript"):
-            list(self.documents(kind))
+        self._documents.remove_unsound()
         self.trim()
         return sound, self.num_doubtful - before

@@ -56,6 +56,12 @@ class Documents:
         self._file.shrink()
         return gone
 
+    def remove_unsound(self) -> None:
+        """Read them all, and remove and count those that are not what was put in."""
+        with self._file.transaction() as db:
+            rows = db.execute("SELECT rowid, * FROM documents")
+            self._remove(db, [rowid for rowid, *row in rows if next(self._sound([row]), None) is None])
+
     def trim(self, db: sqlite3.Connection, *, oldest_s: float, max_bytes: int) -> None:
         """Remove those that were not used since `oldest_s`, and what is over a budget, the oldest first.
 
@@ -63,7 +69,7 @@ class Documents:
         """
         db.execute("DELETE FROM documents WHERE used_s < ? AND kind != 'conversation'", (oldest_s,))
         rows = db.execute(
-            "SELECT rowid, length(data) FROM documents WHERE kind != 'conversation' ORDER BY used_s DESC"
+            "SELECT rowid, coalesce(length(data), 0) FROM documents WHERE kind != 'conversation' ORDER BY used_s DESC"
         ).fetchall()
         kept = accumulate(length for _, length in rows)
         self._remove(db, [rowid for (rowid, _), total in zip(rows, kept, strict=True) if total > max_bytes])
