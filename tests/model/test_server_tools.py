@@ -102,7 +102,8 @@ def ask(model: Model, *messages: ChatMessage, **job: Any) -> tuple[list[Answer],
         answers: dict[int, Answer] = {}
         async for piece in asked.pieces():
             if isinstance(piece, ReplyPiece):
-                return [answers[index] for index in sorted(answers)], piece
+                assert piece.answers == tuple(answers[index] for index in sorted(answers))
+                return list(piece.answers), piece
             if not isinstance(piece, Progress):
                 answers.setdefault(piece.index, Answer(piece.index)).add(piece)
         raise AssertionError

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from cache_driver import CacheDriver
 
+from octavo.engine.engine import computing_with
 from octavo.models.packed import PackedEmbedding
 from octavo.spec import BLOCK_SIZE
 
@@ -56,16 +57,6 @@ def others(driver: CacheDriver, count: int) -> list[list[int]]:
     vocabulary = int(driver.prepared.model.config.vocab_size)
     generator = torch.Generator().manual_seed(count)
     return [torch.randint(5, vocabulary, (20 + 13 * i,), generator=generator).tolist() for i in range(count)]
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -237,7 +228,7 @@ def beside_nan(driver: CacheDriver, prompt: Prompt, chunk: int = 50) -> None:
 
 
 def chunks_with_threads(driver: CacheDriver, prompt: Prompt, number: int, chunk: int) -> None:
-    with threads(number):
+    with computing_with(number):
         chunked(driver, prompt, chunk)
 
 

@@ -59,7 +59,6 @@ def batch(
     if not left:
         terminal.say(f"All {len(lines)} requests are answered already, in {path}.")
         return 0
-    num_failed = 0
     with opened(model, settings, terminal) as llm, path.open("a", encoding="utf-8") as output:
         from octavo.server.app import create_app
         from octavo.server.models import Models

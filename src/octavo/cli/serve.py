@@ -18,6 +18,9 @@ from octavo.errors import InvalidRequest
 if TYPE_CHECKING:
     import socket
 
+    from octavo.server.settings import ServerSettings
+    from octavo.server.tenants import Keys
+
 _ACCESS, _LIMITS = "Access", "Limits"
 
 
@@ -155,8 +158,8 @@ def serve(
 def _answer(
     model: str,
     options: dict[str, Any],
-    settings: Any,
-    keys: Any,
+    settings: ServerSettings,
+    keys: Keys,
     listener: socket.socket,
     warmed: list[str],
 ) -> None:

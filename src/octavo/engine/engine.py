@@ -88,7 +88,7 @@ class TokenEngine:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.disk = tier = open_tier(disk if config.cache else 0, self._save_more)
         try:
-            with _threads(config.threads):
+            with computing_with(config.threads):
                 self._core = EngineCore(loaded, config, budget, tier, self._commands.put, progress)
         except BaseException:
             tier.close(0.0)
@@ -384,8 +384,8 @@ class _Mailbox:
 
 
 @contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Computes with this many threads inside the block, and then with as many as before."""
+def computing_with(number: int | None) -> Iterator[None]:
+    """Computes with this many threads inside the block, and then with as many as before. None changes nothing."""
     if number is None:
         yield
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from importlib.metadata import version
 from typing import Any
@@ -106,7 +107,7 @@ async def _tell(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_GONE)
     problem = _problem(error)
     if problem.status == 500:
-        log("request failed", 40, error=error, request_id=visit.request_id)
+        log("request failed", logging.ERROR, error=error, request_id=visit.request_id)
     body = error_body(problem, request.url.path, visit.request_id)
     visit.fields["code"] = problem.code
     return JsonReply(body, status_code=problem.status, headers=problem.headers)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.log import log
@@ -94,7 +95,9 @@ class Gate:
             problem = problem_of(error)
             failure = error if problem.status == 500 else None
             if not status:
-                await _send_problem(problem, scope["path"], visit.request_id, tell)
+                said = json.dumps(error_body(problem, scope["path"], visit.request_id))
+                reply = Response(said, problem.status, problem.headers, "application/json")
+                await reply(scope, receive, tell)
         finally:
             self.num_open -= 1
             self.metrics.requests.labels(scope["method"], status).inc()
@@ -233,11 +236,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
-
-
-async def _send_problem(problem: Problem, path: str, request_id: str, send: Send) -> None:
-    body = json.dumps(error_body(problem, path, request_id)).encode()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **problem.headers}
-    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})

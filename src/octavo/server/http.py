@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.engine.messages import Progress
 from octavo.server.gate import Visit
 from octavo.server.log import log
 from octavo.server.problems import Problem, problem_of
@@ -37,7 +38,7 @@ class JsonReply(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return json_bytes(content.model_dump(mode="json") if isinstance(content, BaseModel) else content)
+        return json_bytes(content)
 
 
 class ClientGone(Exception):
@@ -105,7 +106,9 @@ class EventStream(Response):
             problem = problem_of(error)
             scope["state"]["visit"].fields["code"] = problem.code
             if problem.status == 500:
-                log("stream failed", 40, error=error, request_id=scope["state"]["visit"].request_id)
+                log(
+                    "stream failed", logging.ERROR, error=error, request_id=scope["state"]["visit"].request_id
+                )
             await send({"type": "http.response.body", "body": self._failed(problem), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -130,6 +133,11 @@ def sse(data: bytes, event: str | None = None) -> bytes:
     """One event."""
     head = b"" if event is None else b"event: " + event.encode() + b"\n"
     return head + b"data: " + data + b"\n\n"
+
+
+def sse_progress(progress: Progress) -> bytes:
+    """A comment, which clients pass over, so that the connection is not idle while a prompt is read."""
+    return f": read {progress.num_computed_tokens} of {progress.num_prompt_tokens} tokens\n\n".encode()
 
 
 def sse_json(value: Mapping[str, Any], event: str | None = None) -> bytes:

@@ -85,8 +85,7 @@ class Models:
                 return None
             return DurableTranscripts(memory, engine.disk, engine.fingerprint)
 
-        self._stores = {engine.name: store(engine) for engine in engines}
-        self._models = {engine.name: Model(engine, self._stores[engine.name]) for engine in engines}
+        self._models = {engine.name: Model(engine, store(engine)) for engine in engines}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
@@ -97,7 +96,8 @@ class Models:
 
     def forget(self, namespace: str) -> int:
         """Drops the transcripts of a tenant; how many there were."""
-        return sum(store.forget(namespace) for store in self._stores.values() if store is not None)
+        stores = [model.transcripts for model in self]
+        return sum(store.forget(namespace) for store in stores if store is not None)
 
     def check(self) -> None:
         """Raises EngineStopped unless every engine runs."""

@@ -7,6 +7,7 @@ from typing import Any
 from octavo.engine.messages import Reply
 from octavo.server.chat.prompt import Prompt
 from octavo.server.gate import Visit
+from octavo.server.schema import OctavoOptions
 
 
 def octavo_report(reply: Reply, prompt: Prompt | None) -> dict[str, Any]:
@@ -32,6 +33,11 @@ def octavo_report(reply: Reply, prompt: Prompt | None) -> dict[str, Any]:
         "seed": reply.seed,
         "notes": list(reply.notes),
     }
+
+
+def report_field(options: OctavoOptions | None, reply: Reply, prompt: Prompt) -> dict[str, Any]:
+    """The field `octavo` of an answer, if the request asked for it."""
+    return {"octavo": octavo_report(reply, prompt)} if options is not None and options.why else {}
 
 
 def note_reply(visit: Visit, model: str, reply: Reply, prompt: Prompt | None = None) -> None:

@@ -27,10 +27,10 @@ from octavo.server.chat.answer import (
     TextPiece,
 )
 from octavo.server.gate import Visit
-from octavo.server.http import JsonReply, event_stream, sse_json, unless_gone, visit_of
+from octavo.server.http import JsonReply, event_stream, sse_json, sse_progress, unless_gone, visit_of
 from octavo.server.models import Model, Models
 from octavo.server.problems import anthropic_error
-from octavo.server.report import note_reply, octavo_report
+from octavo.server.report import note_reply, report_field
 
 
 async def create_message(models: Models, request: Request, body: MessagesRequest) -> Response:
@@ -69,16 +69,8 @@ class _Answering:
         self._reads_only = body.max_tokens == 0
 
     async def whole(self) -> Response:
-        answer = Answer(0)
-        async with aclosing(self._asked.pieces()) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, ReplyPiece):
-                    return JsonReply(self._message(answer, piece))
-                if not isinstance(piece, Progress):
-                    answer.add(piece)
-        raise AssertionError("pieces end with a reply or an error")
-
-    def _message(self, answer: Answer, end: ReplyPiece) -> dict[str, Any]:
+        end = await self._asked.whole()
+        (answer,) = end.answers
         note_reply(self._visit, self._model.name, end.reply, end.prompt)
         content: list[dict[str, Any]] = []
         if not self._reads_only:
@@ -88,26 +80,24 @@ class _Answering:
                 {"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)}
                 for call in answer.calls
             ]
-        message = {
-            **self._head(),
-            "content": content,
-            "stop_reason": self._reason(answer, end.reply),
-            "stop_sequence": answer.stop,
-            "usage": self._usage(end.reply.usage.cached_tokens, self._num_output(end.reply)),
-        }
-        if self._body.octavo is not None and self._body.octavo.why:
-            message["octavo"] = octavo_report(end.reply, end.prompt)
-        return message
+        return JsonReply(
+            {
+                **self._head(),
+                "content": content,
+                **self._ending(end),
+                "usage": self._usage(end.reply.usage.cached_tokens, self._num_output(end.reply)),
+                **report_field(self._body.octavo, end.reply, end.prompt),
+            }
+        )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        answer = Answer(0)
         begun = False
         block: str | None = None  # the kind of the open content block
         index = -1
         async with aclosing(self._asked.pieces()) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Progress):
-                    yield f": read {piece.num_computed_tokens} of {piece.num_prompt_tokens} tokens\n\n".encode()
+                    yield sse_progress(piece)
                     continue
                 out: list[bytes] = []
                 if not begun:
@@ -115,10 +105,9 @@ class _Answering:
                     cached = piece.num_cached_tokens if isinstance(piece, BeginPiece) else 0
                     out.append(_event("message_start", message=self._start(cached)))
                 if isinstance(piece, ReplyPiece):
-                    out += self._last_events(answer, piece)
+                    out += self._last_events(piece)
                     yield b"".join(out)
                     return
-                answer.add(piece)
                 if isinstance(piece, EndPiece):
                     if block is not None:
                         out.append(_event("content_block_stop", index=index))
@@ -138,14 +127,14 @@ class _Answering:
                 if out:
                     yield b"".join(out)
 
-    def _last_events(self, answer: Answer, end: ReplyPiece) -> list[bytes]:
+    def _last_events(self, end: ReplyPiece) -> list[bytes]:
         note_reply(self._visit, self._model.name, end.reply, end.prompt)
-        delta = {"stop_reason": self._reason(answer, end.reply), "stop_sequence": answer.stop}
         usage = self._usage(end.reply.usage.cached_tokens, self._num_output(end.reply))
-        report = {}
-        if self._body.octavo is not None and self._body.octavo.why:
-            report["octavo"] = octavo_report(end.reply, end.prompt)
-        return [_event("message_delta", delta=delta, usage=usage, **report), _event("message_stop")]
+        report = report_field(self._body.octavo, end.reply, end.prompt)
+        return [
+            _event("message_delta", delta=self._ending(end), usage=usage, **report),
+            _event("message_stop"),
+        ]
 
     def _head(self) -> dict[str, Any]:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self._model.name}
@@ -173,6 +162,10 @@ class _Answering:
             "output_tokens": output,
             "service_tier": "standard",
         }
+
+    def _ending(self, end: ReplyPiece) -> dict[str, Any]:
+        (answer,) = end.answers
+        return {"stop_reason": self._reason(answer, end.reply), "stop_sequence": answer.stop}
 
     def _reason(self, answer: Answer, reply: Reply) -> str:
         if self._reads_only:

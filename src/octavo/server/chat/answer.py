@@ -99,10 +99,11 @@ class EndPiece:
 
 @dataclass(frozen=True, slots=True)
 class ReplyPiece:
-    """All answers have ended."""
+    """All answers have ended; `answers` are in the order of their index."""
 
     reply: Reply
     prompt: Prompt
+    answers: tuple[Answer, ...]
 
 
 Piece = BeginPiece | TextPiece | CallPiece | ArgumentsPiece | EndPiece | ReplyPiece | Progress
@@ -212,9 +213,19 @@ class Asked:
                 if event.reply is not None:
                     for choice in event.reply.choices:
                         self._keep(answers[choice.index], choice)
-                    yield ReplyPiece(event.reply, self.prompt)
+                    yield ReplyPiece(
+                        event.reply, self.prompt, tuple(answers[index] for index in sorted(answers))
+                    )
                     return
         raise EngineStopped("The engine ended the answer without a reply.")
+
+    async def whole(self) -> ReplyPiece:
+        """Generates to the end; raises as `pieces` does."""
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, ReplyPiece):
+                    return piece
+        raise AssertionError("pieces end with a reply or an error")
 
     def _piece(self, index: int, item: Read, logprobs: tuple[TokenLogprob, ...]) -> Piece:
         if isinstance(item, CallBegun):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -28,22 +27,31 @@ from octavo.server.chat.answer import (
     TextPiece,
     ToolUse,
 )
-from octavo.server.chat.messages import Call, ChatMessage, Tool
-from octavo.server.http import JsonReply, event_stream, json_bytes, sse, sse_json, unless_gone, visit_of
+from octavo.server.chat.messages import Call, ChatMessage
+from octavo.server.gate import Visit
+from octavo.server.http import (
+    JsonReply,
+    event_stream,
+    json_bytes,
+    sse,
+    sse_json,
+    sse_progress,
+    unless_gone,
+    visit_of,
+)
 from octavo.server.models import Model, Models
 from octavo.server.openai.chat_schema import (
     AssistantMessage,
     ChatRequest,
-    FunctionTool,
-    JsonObjectFormat,
     JsonSchemaFormat,
     Message,
     NamedTool,
     ToolMessage,
 )
-from octavo.server.openai.schema import logprobs_of, usage_of
+from octavo.server.openai.convert import schema_of, tool_of
+from octavo.server.openai.schema import head_of, logprobs_of, stops_of, usage_of, wants_usage
 from octavo.server.problems import openai_error
-from octavo.server.report import note_reply, octavo_report
+from octavo.server.report import note_reply, report_field
 from octavo.server.sampling import sampling, token_biases
 from octavo.server.schema import text_of
 
@@ -66,24 +74,23 @@ async def create_chat_completion(models: Models, request: Request, body: ChatReq
 
 
 def _ask(model: Model, body: ChatRequest, namespace: str) -> Asked:
-    wants_logprobs = body.logprobs or body.top_logprobs is not None
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     params = sampling(
         {
             **body.common_sampling(),
             "logit_bias": token_biases(body.logit_bias, model.vocab_size),
             "max_tokens": body.max_completion_tokens or body.max_tokens,
-            "stop": stop,
+            "stop": stops_of(body.stop),
             "n": body.n,
-            "logprobs": (body.top_logprobs or 0) if wants_logprobs else None,
+            "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
         }
     )
-    schema, strict = _schema(body)
+    wanted = body.response_format
+    schema, strict = schema_of(wanted.json_schema if isinstance(wanted, JsonSchemaFormat) else wanted)
     job = ChatJob(
         messages=[_message(message) for message in body.messages],
         params=params,
         namespace=namespace,
-        tools=[_tool(tool) for tool in body.tools or ()],
+        tools=[tool_of(tool.function) for tool in body.tools or ()],
         tool_use=ToolUse(_choice(body), body.parallel_tool_calls is not False),
         schema=schema,
         strict_schema=strict,
@@ -104,49 +111,24 @@ def _message(message: Message) -> ChatMessage:
     return ChatMessage("system" if message.role == "developer" else message.role, text_of(message.content))
 
 
-def _tool(tool: FunctionTool) -> Tool:
-    function = tool.function
-    parameters = function.parameters or {"type": "object", "properties": {}}
-    return Tool(function.name, function.description or "", parameters, bool(function.strict))
-
-
 def _choice(body: ChatRequest) -> str:
     if isinstance(body.tool_choice, NamedTool):
         return f"name:{body.tool_choice.function.name}"
     return body.tool_choice or "auto"
 
 
-def _schema(body: ChatRequest) -> tuple[dict[str, Any] | None, bool]:
-    if isinstance(body.response_format, JsonObjectFormat):
-        return {"type": "object"}, True
-    if isinstance(body.response_format, JsonSchemaFormat):
-        wanted = body.response_format.json_schema
-        return wanted.schema_, wanted.strict is not False
-    return None, True
-
-
-async def _whole(asked: Asked, model: Model, body: ChatRequest, reply_id: str, visit: Any) -> Response:
-    answers: dict[int, Answer] = {}
-    async with aclosing(asked.pieces()) as pieces:
-        async for piece in pieces:
-            if isinstance(piece, ReplyPiece):
-                note_reply(visit, model.name, piece.reply, piece.prompt)
-                completion = {
-                    "id": reply_id,
-                    "object": "chat.completion",
-                    "created": int(time.time()),
-                    "model": model.name,
-                    "system_fingerprint": model.fingerprint,
-                    "choices": [_choice_object(answers[index], model, body) for index in sorted(answers)],
-                    "usage": usage_of(piece.reply),
-                    "service_tier": "default",
-                }
-                if body.octavo is not None and body.octavo.why:
-                    completion["octavo"] = octavo_report(piece.reply, piece.prompt)
-                return JsonReply(completion)
-            if not isinstance(piece, Progress):
-                answers.setdefault(piece.index, Answer(piece.index)).add(piece)
-    raise AssertionError("pieces end with a reply or an error")
+async def _whole(asked: Asked, model: Model, body: ChatRequest, reply_id: str, visit: Visit) -> Response:
+    end = await asked.whole()
+    note_reply(visit, model.name, end.reply, end.prompt)
+    return JsonReply(
+        {
+            **head_of(reply_id, "chat.completion", model),
+            "choices": [_choice_object(answer, model, body) for answer in end.answers],
+            "usage": usage_of(end.reply),
+            "service_tier": "default",
+            **report_field(body.octavo, end.reply, end.prompt),
+        }
+    )
 
 
 def _choice_object(answer: Answer, model: Model, body: ChatRequest) -> dict[str, Any]:
@@ -157,27 +139,19 @@ def _choice_object(answer: Answer, model: Model, body: ChatRequest) -> dict[str,
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in answer.calls
         ]
-    wants_logprobs = body.logprobs or body.top_logprobs is not None
     return {
         "index": answer.index,
         "message": message,
-        "logprobs": logprobs_of(model.texts, answer.logprobs) if wants_logprobs else None,
+        "logprobs": logprobs_of(model.texts, answer.logprobs) if body.wants_logprobs else None,
         "finish_reason": _ENDINGS[answer.ending],
     }
 
 
 async def _chunks(
-    asked: Asked, model: Model, body: ChatRequest, reply_id: str, visit: Any
+    asked: Asked, model: Model, body: ChatRequest, reply_id: str, visit: Visit
 ) -> AsyncGenerator[bytes, None]:
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    head = {
-        "id": reply_id,
-        "object": "chat.completion.chunk",
-        "created": int(time.time()),
-        "model": model.name,
-        "system_fingerprint": model.fingerprint,
-        "service_tier": "default",
-    }
+    with_usage = wants_usage(body.stream_options)
+    head = {**head_of(reply_id, "chat.completion.chunk", model), "service_tier": "default"}
     # Everything but the choice is the same in every chunk, so it is written once.
     before = b"data: " + json_bytes(head)[:-1] + b',"choices":['
     after = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
@@ -190,13 +164,11 @@ async def _chunks(
     async with aclosing(asked.pieces()) as pieces:
         async for piece in pieces:
             if isinstance(piece, Progress):
-                yield f": read {piece.num_computed_tokens} of {piece.num_prompt_tokens} tokens\n\n".encode()
+                yield sse_progress(piece)
                 continue
             if isinstance(piece, ReplyPiece):
                 note_reply(visit, model.name, piece.reply, piece.prompt)
-                report = {}
-                if body.octavo is not None and body.octavo.why:
-                    report["octavo"] = octavo_report(piece.reply, piece.prompt)
+                report = report_field(body.octavo, piece.reply, piece.prompt)
                 if with_usage or report:
                     usage = {"usage": usage_of(piece.reply)} if with_usage else {}
                     yield sse_json({**head, "choices": [], **usage, **report})
@@ -211,16 +183,16 @@ async def _chunks(
     yield sse(b"[DONE]")
 
 
-def _chunk_of(piece: Piece, chunk: Any, model: Model) -> bytes:
+def _chunk_of(piece: Piece, chunk: Callable[..., bytes], model: Model) -> bytes:
     if isinstance(piece, TextPiece):
         logprobs = logprobs_of(model.texts, piece.logprobs) if piece.logprobs else None
-        return bytes(chunk(piece.index, f'{{"content":{json.dumps(piece.text)}}}', logprobs))
+        return chunk(piece.index, f'{{"content":{json.dumps(piece.text)}}}', logprobs)
     if isinstance(piece, CallPiece):
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.number, "id": piece.id, "type": "function", "function": function}
-        return bytes(chunk(piece.index, json.dumps({"tool_calls": [call]})))
+        return chunk(piece.index, json.dumps({"tool_calls": [call]}))
     if isinstance(piece, ArgumentsPiece):
         call = {"index": piece.number, "function": {"arguments": piece.text}}
-        return bytes(chunk(piece.index, json.dumps({"tool_calls": [call]})))
+        return chunk(piece.index, json.dumps({"tool_calls": [call]}))
     assert isinstance(piece, EndPiece)
-    return bytes(chunk(piece.index, "{}", None, _ENDINGS[piece.ending]))
+    return chunk(piece.index, "{}", None, _ENDINGS[piece.ending])

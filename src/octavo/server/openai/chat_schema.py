@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from octavo.server.openai.schema import ChoiceLogprobs, Common, Usage
+from octavo.server.openai.schema import ChoiceLogprobs, Common, StreamOptions, Usage
 from octavo.server.schema import (
     MAX_STOPS,
     MAX_TOOLS,
@@ -113,10 +113,6 @@ class JsonSchemaFormat(Schema):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class StreamOptions(Schema):
-    include_usage: bool | None = None
-
-
 class ChatRequest(Common):
     """A list of messages to be answered."""
 
@@ -132,6 +128,10 @@ class ChatRequest(Common):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs) or self.top_logprobs is not None
 
     @model_validator(mode="before")
     @classmethod

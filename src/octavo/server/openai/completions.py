@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from octavo.server.http import JsonReply, event_stream, sse, sse_json, unless_go
 from octavo.server.merge import merged
 from octavo.server.models import Model, Models
 from octavo.server.openai.completions_schema import CompletionRequest
-from octavo.server.openai.schema import usage_of
+from octavo.server.openai.schema import finite, head_of, stops_of, usage_of, wants_usage
 from octavo.server.problems import Problem, openai_error
 from octavo.server.report import note_reply, octavo_report
 from octavo.server.sampling import sampling, token_biases
@@ -63,14 +62,13 @@ async def create_completion(models: Models, request: Request, body: CompletionRe
 
 
 def _ask(model: Model, body: CompletionRequest) -> list[_Asked]:
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling(
         {
             **body.common_sampling(),
             "logit_bias": token_biases(body.logit_bias, model.vocab_size),
             "max_tokens": max(max_tokens, 1),
-            "stop": stop,
+            "stop": stops_of(body.stop),
             "n": body.n,
             "logprobs": body.logprobs,
         }
@@ -164,11 +162,7 @@ async def _whole(
                 }
             )
     completion: dict[str, Any] = {
-        "id": reply_id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model.name,
-        "system_fingerprint": model.fingerprint,
+        **head_of(reply_id, "text_completion", model),
         "choices": choices,
         "usage": usage_of(*replies),
     }
@@ -192,14 +186,8 @@ async def _chunks(
     asked: Sequence[_Asked], model: Model, body: CompletionRequest, reply_id: str, request: Request
 ) -> AsyncGenerator[bytes, None]:
     visit = visit_of(request)
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    head = {
-        "id": reply_id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model.name,
-        "system_fingerprint": model.fingerprint,
-    }
+    with_usage = wants_usage(body.stream_options)
+    head = head_of(reply_id, "text_completion", model)
     num_answers = body.n or 1
     replies: list[Reply] = []
     offsets: dict[int, int] = {}
@@ -249,12 +237,12 @@ def _logprobs(
         offsets.append(offset)
         offset += len(token)
     top = [
-        None if score is None else {model.texts.text(id_): max(value, -9999.0) for id_, value in score.top}
+        None if score is None else {model.texts.text(id_): finite(value) for id_, value in score.top}
         for score in scores
     ]
     return {
         "tokens": tokens,
-        "token_logprobs": [None if score is None else max(score.logprob, -9999.0) for score in scores],
+        "token_logprobs": [None if score is None else finite(score.logprob) for score in scores],
         "top_logprobs": top if num_top else None,
         "text_offset": offsets,
     }

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from octavo.server.openai.chat_schema import StreamOptions
-from octavo.server.openai.schema import Common, Usage
+from octavo.server.openai.schema import Common, StreamOptions, Usage
 from octavo.server.schema import MAX_STOPS, OctavoReport, Schema
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -147,7 +148,7 @@ class Responses:
         items: list[dict[str, Any]],
         messages: Sequence[ChatMessage],
         namespace: str,
-        done: Any,
+        done: Callable[[], None],
     ) -> Response:
         kept = KeptResponse(run.response, items, tuple(messages))
         self.responses.keep(namespace, run.response["id"], kept)
@@ -162,14 +163,16 @@ class Responses:
             except Exception as error:
                 problem = problem_of(error)
                 if problem.status == 500:
-                    log("response failed", 40, error=error, id=run.response["id"])
+                    log("response failed", logging.ERROR, error=error, id=run.response["id"])
                 run.failed(problem)
 
         kept.task = asyncio.create_task(make())
         return JsonReply(dict(run.response))
 
 
-async def _until_done(run: ResponseRun, asked: Asked, done: Any) -> AsyncGenerator[dict[str, Any], None]:
+async def _until_done(
+    run: ResponseRun, asked: Asked, done: Callable[[], None]
+) -> AsyncGenerator[dict[str, Any], None]:
     """The events of a response; it is kept before the last one is told."""
     async with aclosing(run.events(asked)) as events:
         async for event in events:

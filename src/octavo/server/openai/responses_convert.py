@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.server.chat.answer import ChatJob, ToolUse
-from octavo.server.chat.messages import Call, ChatMessage, Tool
-from octavo.server.openai.chat_schema import JsonObjectFormat
+from octavo.server.chat.messages import Call, ChatMessage
+from octavo.server.openai.convert import schema_of, tool_of
 from octavo.server.openai.responses_schema import (
     FunctionCallItem,
     FunctionOutputItem,
     InputMessage,
-    JsonSchemaFormat,
     NamedFunction,
     ReasoningItem,
     ResponseRequest,
@@ -34,33 +33,20 @@ def job_of(
             "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
         }
     )
-    wanted = None if body.text is None else body.text.format
-    schema: dict[str, Any] | None = None
-    if isinstance(wanted, JsonObjectFormat):
-        schema = {"type": "object"}
-    elif isinstance(wanted, JsonSchemaFormat):
-        schema = wanted.schema_
+    schema, strict = schema_of(None if body.text is None else body.text.format)
     choice = body.tool_choice or "auto"
     system = [] if body.instructions is None else [ChatMessage("system", body.instructions)]
     return ChatJob(
         messages=[*system, *messages],
         params=params,
         namespace=namespace,
-        tools=[
-            Tool(
-                tool.name,
-                tool.description or "",
-                tool.parameters or {"type": "object", "properties": {}},
-                bool(tool.strict),
-            )
-            for tool in body.tools or ()
-        ],
+        tools=[tool_of(tool) for tool in body.tools or ()],
         tool_use=ToolUse(
             f"name:{choice.name}" if isinstance(choice, NamedFunction) else choice,
             body.parallel_tool_calls is not False,
         ),
         schema=schema,
-        strict_schema=not isinstance(wanted, JsonSchemaFormat) or wanted.strict is not False,
+        strict_schema=strict,
         priority=body.priority,
         exact_history=body.octavo is None or body.octavo.exact_history,
     )

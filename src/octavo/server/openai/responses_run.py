@@ -27,7 +27,7 @@ from octavo.server.openai.responses_convert import new_id
 from octavo.server.openai.responses_schema import NamedFunction, ResponseRequest
 from octavo.server.openai.schema import logprobs_of
 from octavo.server.problems import Problem
-from octavo.server.report import note_reply, octavo_report
+from octavo.server.report import note_reply, report_field
 
 Event = dict[str, Any]
 
@@ -81,7 +81,7 @@ class ResponseRun:
 
     @property
     def message(self) -> ChatMessage:
-        """The whole answer."""
+        """The whole answer, when it has ended."""
         return ChatMessage("assistant", self._answer.text, tuple(self._answer.calls))
 
     async def events(self, asked: Asked) -> AsyncGenerator[Event, None]:
@@ -94,12 +94,12 @@ class ResponseRun:
                 if isinstance(piece, Progress | BeginPiece):
                     continue
                 if isinstance(piece, ReplyPiece):
+                    (self._answer,) = piece.answers
                     for event in self._finished(piece):
                         yield event
                     return
                 for event in self._grown(piece):
                     yield event
-                self._answer.add(piece)
 
     def failed(self, problem: Problem) -> Event:
         """The event that tells of a failure; the object tells of it too."""
@@ -114,13 +114,14 @@ class ResponseRun:
                 yield from self._open_message()
             part = self._part()
             part["text"] += piece.text
-            part["logprobs"] += self._logprobs(piece)
+            logprobs = self._logprobs(piece)
+            part["logprobs"] += logprobs
             yield self._event(
                 "response.output_text.delta",
                 **self._place(),
                 content_index=0,
                 delta=piece.text,
-                logprobs=self._logprobs(piece),
+                logprobs=logprobs,
             )
         elif isinstance(piece, CallPiece):
             yield from self._close("completed")
@@ -194,8 +195,7 @@ class ResponseRun:
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
-        if self._body.octavo is not None and self._body.octavo.why:
-            self.response["octavo"] = octavo_report(end.reply, end.prompt)
+        self.response |= report_field(self._body.octavo, end.reply, end.prompt)
         note_reply(self._visit, self._model.name, end.reply, end.prompt)
         yield self._told(f"response.{self.response['status']}")
 

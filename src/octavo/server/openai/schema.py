@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from octavo.engine.messages import Reply, TokenLogprob
 from octavo.server.schema import OctavoOptions, Schema, Seed
 from octavo.server.tokens import TokenTexts
+
+if TYPE_CHECKING:
+    from octavo.server.models import Model
 
 
 class Common(Schema):
@@ -56,6 +61,31 @@ class Common(Schema):
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
         }
+
+
+class StreamOptions(Schema):
+    include_usage: bool | None = None
+
+
+def wants_usage(options: StreamOptions | None) -> bool:
+    """Whether a stream ends with the usage."""
+    return options is not None and bool(options.include_usage)
+
+
+def stops_of(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """`stop`, one string or several."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def head_of(reply_id: str, kind: str, model: Model) -> dict[str, Any]:
+    """What an answer begins with, or each chunk of one."""
+    return {
+        "id": reply_id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
+    }
 
 
 class PromptTokensDetails(Schema):
@@ -109,14 +139,18 @@ class ChoiceLogprobs(Schema):
     refusal: None = None
 
 
+def finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes -9999 for what cannot come."""
+    return max(logprob, -9999.0)
+
+
 def logprobs_of(texts: TokenTexts, logprobs: tuple[TokenLogprob, ...] | list[TokenLogprob]) -> dict[str, Any]:
     """`ChoiceLogprobs` as JSON values."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        # JSON has no infinity; OpenAI writes -9999 for what cannot come.
         return {
             "token": texts.text(token_id),
-            "logprob": max(logprob, -9999.0),
+            "logprob": finite(logprob),
             "bytes": list(texts.bytes(token_id)),
         }
 
