@@ -56,6 +56,20 @@ def test_bench_model(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["machine"]["read_gbps"] > 0
 
 
+def test_bench_step(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--tokens", "40", "--steps", "3", "--sequences", "2", "--threads", "2"]
+    assert invoke(["bench", "step", str(tiny), *small, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(figure["kind"], figure["tokens"]) for figure in found["figures"]] == [
+        ("prefill", 80),
+        ("decode", 6),
+    ]
+    for figure in found["figures"]:
+        assert sum(figure["phases_ms"].values()) == pytest.approx(figure["total_ms"])
+    assert invoke(["bench", "step", str(tiny), *small, "--profile"]) == 0
+    assert "lm_head" in capsys.readouterr().out
+
+
 def test_bench_model_leaves_out_what_does_not_fit(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = [
         "--prefill",

@@ -239,7 +239,7 @@ def test_short_memory_preempts_and_every_answer_is_that_of_a_lone_run():
     with make_engine(kv_format="raw") as roomy:
         expected = [roomy.generate(p, max_tokens=120, ignore_eos=True).token_ids for p in prompts]
     with make_engine(kv_memory="640KiB", max_running=6, kv_format="raw") as engine:
-        blocks = engine._core._plan.num_blocks
+        blocks = engine._core._cache.plan.num_blocks
         assert blocks < 6 * 7, "the budget must be too small for all at once"
         assert blocks >= 7
         preempted = []
@@ -257,7 +257,7 @@ def test_short_memory_preempts_and_every_answer_is_that_of_a_lone_run():
 
 def test_an_answer_that_fills_the_cache_ends_with_a_note():
     with make_engine(kv_memory="210KiB", max_running=1, kv_format="raw") as engine:
-        blocks = engine._core._plan.num_blocks
+        blocks = engine._core._cache.plan.num_blocks
         assert blocks * 32 < 400
         reply = engine.generate(FIRST, max_tokens=450, ignore_eos=True)
         assert reply.finish_reason == "length"
@@ -288,7 +288,7 @@ def test_tenants_share_nothing(engine):
 
 
 def test_nan_fails_its_own_request_only(engine, expected, monkeypatch):
-    run = engine._core._runner.run
+    run = engine._core._cache.runner.run
 
     def poisoned(chunks, rows):
         logits = run(chunks, rows)
@@ -297,7 +297,7 @@ def test_nan_fails_its_own_request_only(engine, expected, monkeypatch):
                 row[3] = float("nan")
         return logits
 
-    monkeypatch.setattr(engine._core._runner, "run", poisoned)
+    monkeypatch.setattr(engine._core._cache.runner, "run", poisoned)
     errors = []
 
     def fail():
@@ -319,7 +319,7 @@ def test_a_failed_step_is_told_and_the_engine_goes_on(engine, expected, monkeypa
         raise RuntimeError("the machine is on fire")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core._runner, "run", broken)
+        patch.setattr(engine._core._cache.runner, "run", broken)
         with pytest.raises(RuntimeError, match="on fire"):
             engine.generate(FIRST, max_tokens=5)
     assert engine.memory().kv_used_bytes == 0

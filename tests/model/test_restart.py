@@ -35,16 +35,16 @@ def life(family: str = "llama", dtype: torch.dtype = torch.float32, **settings) 
 def answer(engine: TokenEngine, prompt: list[int], num_tokens: int = 12, **options):
     """The reply, and the logits `[num_tokens, vocabulary]` that its tokens were chosen from."""
     rows = []
-    run = engine._core._runner.run
+    run = engine._core._cache.runner.run
 
     def recorded(*args, **options):
         logits = run(*args, **options)
         rows.append(torch.as_tensor(logits))
         return logits
 
-    engine._core._runner.run = recorded
+    engine._core._cache.runner.run = recorded
     reply = engine.generate(prompt, max_tokens=num_tokens, ignore_eos=True, **options)
-    engine._core._runner.run = run
+    engine._core._cache.runner.run = run
     return reply, torch.cat(rows)[-num_tokens:]
 
 
@@ -131,7 +131,7 @@ def test_a_working_set_larger_than_memory_is_computed_once() -> None:
     with life(kv_disk=0, kv_format="raw") as engine:
         expected = [answer(engine, prompt) for prompt in prompts]
     with life(kv_memory="260KiB", max_running=2, kv_format="raw") as engine:
-        assert engine._core._plan.num_blocks < 12 * 4 / 3
+        assert engine._core._cache.plan.num_blocks < 12 * 4 / 3
         for _ in range(2):
             for i, prompt in enumerate(prompts):
                 reply, logits = answer(engine, prompt)
@@ -167,7 +167,7 @@ def test_two_engines_share_one_store() -> None:
         reply, logits = answer(second, PROMPT)
         assert torch.equal(logits, expected)
         assert reply.usage.loaded_tokens >= 192
-        assert first._core._tiers.tier.take_complaint() is None
+        assert first._core._cache.tiers.tier.take_complaint() is None
 
 
 def test_what_is_ephemeral_is_nowhere_when_it_has_ended() -> None:
@@ -188,8 +188,8 @@ def test_clearing_reaches_the_disk_and_nothing_is_served_afterwards() -> None:
         assert answer(engine, PROMPT)[0].usage.cached_tokens == 0
         answer(engine, PROMPT)
         engine.flush()
-        engine._core._tiers.tier._store.mark_cleared()  # what `octavo cache clear` does first, in another process
-        engine._core._tiers.tier._store.clear()
+        engine._core._cache.tiers.tier._store.mark_cleared()  # what `octavo cache clear` does first, in another process
+        engine._core._cache.tiers.tier._store.clear()
         assert answer(engine, PROMPT)[0].usage.cached_tokens == 0
     with life() as engine:
         reply, _ = answer(engine, PROMPT)
@@ -203,7 +203,7 @@ def test_a_slow_disk_is_not_waited_for_longer_than_computing_takes(monkeypatch) 
     with life() as engine:
         answer(engine, PROMPT)
     with life() as engine:
-        store = engine._core._tiers.tier._store
+        store = engine._core._cache.tiers.tier._store
         get = store.get
         store.get = lambda name: time.sleep(0.4) or get(name)
         began = time.monotonic()
@@ -231,7 +231,7 @@ def test_aborting_while_loading_leaves_nothing_behind() -> None:
     with life() as engine:
         answer(engine, PROMPT)
     with life() as engine:
-        store = engine._core._tiers.tier._store
+        store = engine._core._cache.tiers.tier._store
         get, entered = store.get, threading.Event()
         store.get = lambda name: entered.set() or time.sleep(0.02) or get(name)
         events = engine.stream(PROMPT, max_tokens=5)

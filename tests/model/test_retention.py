@@ -56,8 +56,8 @@ def test_a_name_holds_one_pin_and_a_time_ends_it(engine) -> None:
 
 
 def test_pins_have_a_share_and_what_is_over_it_is_refused(engine) -> None:
-    share = engine._core._pins.max_blocks
-    assert share == engine._core._plan.num_blocks // 2
+    share = engine._core._cache.pins.max_blocks
+    assert share == engine._core._cache.plan.num_blocks // 2
     with pytest.raises(InvalidRequest, match=rf"cannot be pinned: pins may hold {share * 32} tokens"):
         engine.generate(prompt(0, share * 32 + 32), max_tokens=1, pin="large")
     for number in range(share // 4):
@@ -73,7 +73,7 @@ def test_pins_have_a_share_and_what_is_over_it_is_refused(engine) -> None:
 
 
 def test_an_answer_that_grows_over_the_share_is_pinned_in_part_and_says_so(engine) -> None:
-    share = engine._core._pins.max_blocks
+    share = engine._core._cache.pins.max_blocks
     reply = engine.generate(prompt(0, share * 32 - 10), max_tokens=60, ignore_eos=True, pin="mine")
     assert f"Only the first {share * 32:,} tokens are pinned" in reply.notes[0]
 
@@ -82,7 +82,7 @@ def test_pins_that_grow_while_a_request_waits_do_not_hang_it() -> None:
     with Engine(
         tiny_loaded("llama"), kv_memory="480KiB", max_running=1, kv_format="raw", kv_disk=0
     ) as engine:
-        share = engine._core._pins.max_blocks
+        share = engine._core._cache.pins.max_blocks
         first = engine.stream(prompt(0, share * 32 - 40), max_tokens=30, ignore_eos=True, pin="mine")
         next(first)
         second = engine.stream(prompt(60, (share + 3) * 32), max_tokens=1)
@@ -153,4 +153,4 @@ def test_a_pinned_conversation_stays_until_it_is_closed(engine) -> None:
     assert chat.ask("and?").usage.cached_tokens >= known // 32 * 32
     chat.close()
     fork.close()
-    assert engine._core._pins.num_blocks == 0
+    assert engine._core._cache.pins.num_blocks == 0

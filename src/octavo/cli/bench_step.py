@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import torch
 
-from octavo import _native
+from octavo.cli.bench_machine import read_gbps
 from octavo.cli.terminal import Terminal
 from octavo.config import EngineConfig, SamplingParams
 from octavo.engine.core import EngineCore
@@ -27,8 +27,6 @@ from octavo.models.fused import PHASES
 from octavo.models.loaded import LoadedModel
 
 _WARM_STEPS = 4
-_READ_BYTES = 256 << 20
-_READ_PAGE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ def run(
     phases = np.zeros(len(PHASES))
     if fused is not None:
         fused.phase_s = phases
-    read_gbps = _read_gbps()
+    speed = read_gbps(torch.get_num_threads())
     fixed = 0 if fused is None else fused.matrix_bytes
     cached = sequences * tokens * core.memory().kv_bytes_per_token
     figures = []
@@ -142,10 +140,10 @@ def run(
                     statistics.median(times) * 1e3,
                     {} if fused is None else {name: seconds * 1e3 for name, seconds in parts.items()},
                     read_bytes,
-                    read_bytes / read_gbps / 1e6,
+                    read_bytes / speed / 1e6,
                 )
             )
-    return StepProfile(loaded.name, sequences, figures, read_gbps, core.prepared.unfused_reason)
+    return StepProfile(loaded.name, sequences, figures, speed, core.prepared.unfused_reason)
 
 
 def show(result: StepProfile, profile: bool) -> None:
@@ -207,15 +205,3 @@ def _timed_sampling() -> Iterator[list[float]]:
         yield seconds
     finally:
         TokenSampler.sample = sample  # type: ignore[method-assign]
-
-
-def _read_gbps() -> float:
-    """Billions of bytes a second that the threads read from memory together: the median of five rounds."""
-    data = torch.ones(_READ_BYTES, dtype=torch.uint8)
-    offsets = np.arange(0, _READ_BYTES, _READ_PAGE, dtype=np.int64)
-    rounds = []
-    for _ in range(6):
-        start = time.perf_counter()
-        _native.read_pages(data.data_ptr(), offsets, _READ_PAGE, torch.get_num_threads())
-        rounds.append(time.perf_counter() - start)
-    return _READ_BYTES / statistics.median(rounds[1:]) / 1e9

@@ -57,6 +57,11 @@ class Sample:
     token_id: int
     logprob: TokenLogprob | None = None
 
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """What a reply tells of it: one, or none if none was asked for."""
+        return () if self.logprob is None else (self.logprob,)
+
 
 class TokenSampler:
     """Chooses the tokens of one answer.

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from octavo.engine.detokenizer import Detokenizer
-from octavo.engine.messages import Choice, FinishReason, Request, Timings, TokenLogprob, Usage, Why
-from octavo.engine.sampler import TokenSampler
+from octavo.engine.messages import (
+    Choice,
+    FinishReason,
+    MemoryReport,
+    Reply,
+    Request,
+    Timings,
+    TokenLogprob,
+    Usage,
+    Why,
+)
+from octavo.engine.sampler import Sample, TokenSampler
 from octavo.kv.table import BlockTable
 
 
@@ -37,7 +48,7 @@ class RequestState:
     def finished(self) -> bool:
         return len(self.choices) == self.request.params.n
 
-    def all_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+    def _prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
         """One a token of the prompt; None where it was not asked for, and for the first token."""
         if self.request.prompt_logprobs is None:
             return None
@@ -63,6 +74,21 @@ class RequestState:
             ttft_s=first - self.arrived_s,
             total_s=now - self.arrived_s,
             decode_tokens_per_s=decoded / (now - first) if decoded and now > first else 0.0,
+        )
+
+    def reply(self, memory: MemoryReport, notes: SequenceOf[str], *, exact: bool) -> Reply:
+        """What the finished request answers; `notes` come before its own."""
+        return Reply(
+            request_id=self.request.request_id,
+            choices=tuple(self.choices[index] for index in sorted(self.choices)),
+            usage=self.usage(),
+            timings=self.timings(),
+            memory=memory,
+            seed=self.seed,
+            why=self.why,
+            notes=tuple(dict.fromkeys((*notes, *self.notes))),
+            exact=exact,
+            prompt_logprobs=self._prompt_logprobs(),
         )
 
 
@@ -116,6 +142,31 @@ class Sequence:
     def num_places(self) -> int:
         """Places among the running that it takes, those of its forks to come included."""
         return self.state.request.params.n if self.awaits_forks else 1
+
+    def take(
+        self, sample: Sample, *, eos_token_ids: frozenset[int], context: int
+    ) -> tuple[str, FinishReason | None]:
+        """Adds a sampled token; returns the text that it completes, and why the answer ends with it if it does."""
+        params, token_id = self.state.request.params, sample.token_id
+        self.token_ids.append(token_id)
+        self.sampler.accept(token_id)
+        self.logprobs += sample.logprobs
+        if token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos):
+            return "", "stop"
+        text = self.detokenizer.push(token_id)
+        if self.detokenizer.stopped is not None:
+            return text, "stop"
+        if (
+            params.max_tokens is not None
+            and len(self.token_ids) - self.num_prompt_tokens >= params.max_tokens
+        ):
+            return text, "length"
+        if len(self.token_ids) >= context:
+            self.state.notes.append(
+                f"The answer ends here: the context window of {context:,} tokens is full."
+            )
+            return text, "length"
+        return text, None
 
     def choice(self) -> Choice:
         """The answer as it is now."""
