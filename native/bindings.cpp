@@ -2,6 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <omp.h>
+
 #include <stdexcept>
 
 #include "bindings_step.h"
@@ -50,6 +52,9 @@ NB_MODULE(_native, m) {
       nb::arg("kind"), nb::arg("dtype"), nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("num_threads"));
   bind_linear(m);
   bind_decoder(m);
+  m.def(
+      "release_threads", [] { omp_pause_resource_all(omp_pause_soft); },
+      "Ends the threads that wait for the calling thread's next parallel work.");
   nb::class_<Step>(m, "Step")
       .def(nb::init<int, int, int, int, int, int, const Ints&, const Ints&, const Ints&, const Ints&, const Ints&, int>())
       .def_prop_ro("workspace_bytes", &Step::workspace_bytes)

@@ -23,6 +23,7 @@ from octavo.config import EngineConfig, Retention, SamplingParams, parse_bytes, 
 from octavo.engine.core import EngineCore
 from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
 from octavo.errors import EngineStopped, InvalidRequest
+from octavo.kernels.native import release_threads
 from octavo.kv.planner import default_budget_bytes
 from octavo.kv.storage import default_disk_bytes, open_tier
 from octavo.models.load import load_model
@@ -90,6 +91,7 @@ class TokenEngine:
         try:
             with computing_with(config.threads):
                 self._core = EngineCore(loaded, config, budget, tier, self._commands.put, progress)
+            release_threads()  # those of loading: from here on the engine's own thread computes
         except BaseException:
             tier.close(0.0)
             raise

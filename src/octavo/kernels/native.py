@@ -39,6 +39,15 @@ def select_isa() -> str:
     return str(_native.isa())
 
 
+def release_threads() -> None:
+    """Ends the threads that wait for the calling thread's next parallel work, which would start new ones.
+
+    Where a process has more such threads than processors, OpenMP lets them sleep at each barrier instead of spin, and
+    a decode step has some two hundred barriers: beside a second set of threads it took twice as long.
+    """
+    _native.release_threads()
+
+
 def activate(kind: str, x: torch.Tensor) -> torch.Tensor:
     """Applies `silu`, `gelu_tanh`, `gelu` or `quick_gelu` to each element of `x` (bf16 or fp32, on the CPU).
 
