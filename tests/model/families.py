@@ -46,6 +46,11 @@ FAMILIES: dict[str, dict] = {
 }  # fmt: skip
 """Configurations by model type; `<model type>-<what is special>` is one more of the same type."""
 
+FUSED = [
+    "llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2", "granite",
+]  # fmt: skip
+"""Those whose layers run as one native call."""
+
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level, one token a byte, with a few special tokens in front."""

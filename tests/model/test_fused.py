@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 import torch
 from cache_driver import CacheDriver
-from families import VOCAB, tiny_loaded, tiny_model
+from families import FUSED, VOCAB, tiny_loaded, tiny_model
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from octavo.models import prepare
 from octavo.models.fused import PHASES
 
-FUSED = [
-    "llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2", "granite",
-]  # fmt: skip
 UNFUSED = {
     "gpt2": "in `model`",
     "gpt_neox": "in `model`",
