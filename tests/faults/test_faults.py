@@ -65,11 +65,11 @@ class Subject:
         tier = open_tier(1 << 30, self.engine._save_more)
 
         def change() -> None:
-            core = self.engine._core
-            core._forget()
-            core._tiers.tier = self.engine.disk = tier
-            core._tiers._known.clear()
-            core._tiers._is_slow = lambda: False  # a model as small as this computes faster than it loads
+            cache = self.engine._core._cache
+            cache.forget_all()
+            cache.tiers.tier = self.engine.disk = tier
+            cache.tiers._known.clear()
+            cache.tiers._is_slow = lambda: False  # a model as small as this computes faster than it loads
 
         self.engine._ask(change)
 
@@ -91,19 +91,19 @@ class Subject:
 
     def _logits(self, prompt: list[int]) -> torch.Tensor:
         rows = []
-        core = self.engine._core
-        run = core._runner.run
+        runner = self.engine._core._cache.runner
+        run = runner.run
 
         def recorded(*args, **options):
             logits = run(*args, **options)
             rows.append(torch.as_tensor(logits))
             return logits
 
-        core._runner.run = recorded
+        runner.run = recorded
         try:
             self.last = self.engine.generate(prompt, max_tokens=4, ignore_eos=True)
         finally:
-            core._runner.run = run
+            runner.run = run
         return torch.cat(rows)[-4:]
 
 
