@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo.server.settings import ServerSettings
     from octavo.server.tenants import Keys
 
-_ACCESS, _LIMITS = "Access", "Limits"
+_ACCESS, _LIMITS, _GAPS = "Access", "Limits", "Text with a gap"
 
 
 @grouped
@@ -115,8 +115,25 @@ def serve(
             help="Tokenise answers that clients send back as text, instead of reading them as they were generated.",
         ),
     ] = False,
+    fim_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREFIX,SUFFIX,MIDDLE",
+            help="Tokens before the prefix, the suffix and the middle of a text with a gap, for a model whose "
+            "tokenizer has none that are known.",
+            rich_help_panel=_GAPS,
+        ),
+    ] = None,
+    fim_order: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORDER",
+            help="prefix-first, or suffix-first for models trained on it. Without it, the one the model is known for.",
+            rich_help_panel=_GAPS,
+        ),
+    ] = None,
 ) -> int:
-    """Answer requests over HTTP, by the interfaces of OpenAI and Anthropic.
+    """Answer requests over HTTP, by the interfaces of OpenAI, Anthropic and llama.cpp.
 
     A request's log is one line of JSON on standard error. A first SIGTERM or Ctrl-C lets running answers finish, a
     second one does not.
@@ -134,6 +151,8 @@ def serve(
         origins=tuple(origin or ()),
         drain_s=drain,
         exact_history=not no_exact_history,
+        fim_tokens=tuple(fim_tokens.split(",")) if fim_tokens else (),
+        fim_order=fim_order,
     )
     keys = Keys(
         [*(api_key or ()), *os.environ.get("OCTAVO_API_KEY", "").split()], api_key_file or (), metrics_key

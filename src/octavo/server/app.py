@@ -19,6 +19,7 @@ from octavo.server.anthropic.routes import anthropic_routes
 from octavo.server.forget import kept_routes
 from octavo.server.gate import Gate
 from octavo.server.http import ClientGone, JsonReply, visit_of
+from octavo.server.infill.routes import infill_routes
 from octavo.server.log import log
 from octavo.server.models import Models
 from octavo.server.openai.responses import Responses
@@ -43,7 +44,7 @@ def create_app(models: Models, settings: ServerSettings, keys: Keys) -> ASGIApp:
     app = FastAPI(
         title="Octavo",
         version=version("octavo"),
-        summary="Language models whose every token is computed once, by the interfaces of OpenAI and Anthropic.",
+        summary="Language models whose every token is computed once, by OpenAI's, Anthropic's, llama.cpp's interfaces.",
         docs_url=None,
         redoc_url=None,
         dependencies=[
@@ -55,6 +56,7 @@ def create_app(models: Models, settings: ServerSettings, keys: Keys) -> ASGIApp:
     app.include_router(anthropic_routes(models))
     responses = Responses(models, settings.max_kept)
     app.include_router(responses_routes(responses))
+    app.include_router(infill_routes(models))
     app.include_router(kept_routes(models, responses))
 
     @app.get("/health", summary="Whether the process is alive", tags=["operation"], responses=REFUSALS)

@@ -8,6 +8,8 @@ from functools import cached_property
 
 from octavo.errors import ModelNotFound
 from octavo.server.chat.transcripts import DurableTranscripts, MemoryTranscripts, TranscriptStore
+from octavo.server.infill.prompt import FimPrompts
+from octavo.server.infill.tokens import find_fim_tokens
 from octavo.server.settings import ServerSettings
 from octavo.server.tokens import TokenTexts
 from octavo.server.tools.formats import ToolFormat, format_of
@@ -20,9 +22,10 @@ class Model:
 
     Attributes:
         transcripts: None where exact histories are switched off.
+        fim: how it writes text with a gap; None if it cannot.
     """
 
-    def __init__(self, engine: Engine, transcripts: TranscriptStore | None) -> None:
+    def __init__(self, engine: Engine, transcripts: TranscriptStore | None, settings: ServerSettings) -> None:
         self.engine = engine
         self.name = engine.name
         self.transcripts = transcripts
@@ -30,6 +33,12 @@ class Model:
         self.vocab_size = engine.vocab_size
         self.texts = TokenTexts(engine.tokenizer)
         self.fingerprint = f"fp_{engine.fingerprint.hex()[:16]}"
+        marks = find_fim_tokens(engine.tokenizer, settings.fim_tokens, settings.fim_order)
+        self.fim = None if marks is None else FimPrompts(engine.tokenizer, marks)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a raw prompt, in which special tokens and the marks of a gap are written out."""
+        return self.engine.encode(text) if self.fim is None else self.fim.raw(text)
 
     @property
     def scope(self) -> str:
@@ -85,7 +94,7 @@ class Models:
                 return None
             return DurableTranscripts(memory, engine.disk, engine.fingerprint)
 
-        self._models = {engine.name: Model(engine, store(engine)) for engine in engines}
+        self._models = {engine.name: Model(engine, store(engine), settings) for engine in engines}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
@@ -114,3 +123,11 @@ class Models:
         if model is None:
             raise ModelNotFound(f"The server has no model {name!r}. It has {', '.join(self._models)}.")
         return model
+
+    def asked(self, name: str | None) -> Model:
+        """The model of a name, or the first one if a request names none.
+
+        Raises:
+            ModelNotFound: it is not served here.
+        """
+        return self.find(name) if name else next(iter(self))

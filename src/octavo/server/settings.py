@@ -21,6 +21,8 @@ class ServerSettings:
         drain_s: seconds that running answers may take after the server was told to stop.
         max_kept: responses and conversations kept to be asked for again; the longest unused go first.
         exact_history: answers that come back as text are read as the tokens that were generated.
+        fim_tokens: before the prefix, the suffix and the middle of a text with a gap, for models that are not known.
+        fim_order: in which they are written; see `FimOrder`. None takes the one that the model is known for.
         transcript_bytes: of memory for those tokens, over all tenants; the longest unused go first.
     """
 
@@ -33,6 +35,8 @@ class ServerSettings:
     drain_s: int = 30
     max_kept: int = 2000
     exact_history: bool = True
+    fim_tokens: tuple[str, ...] = ()
+    fim_order: str | None = None
     transcript_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:

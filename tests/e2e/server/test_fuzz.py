@@ -27,6 +27,8 @@ from .conftest import PATIENCE_S, Served, served
 
 NUM_EXAMPLES = int(os.environ.get("OCTAVO_FUZZ_EXAMPLES", "12"))
 SHORT = {
+    "/completion": "n_predict",
+    "/infill": "n_predict",
     "/v1/chat/completions": "max_completion_tokens",
     "/v1/completions": "max_tokens",
     "/v1/messages": "max_tokens",
@@ -61,7 +63,8 @@ def document(fast: Served) -> Any:
                 body["model"] = "tiny"
             short = SHORT.get(context.operation.path)
             if short is not None and not isinstance(body.get(short), str | list | dict | bool):
-                body[short] = min(body.get(short) or 4, 4)
+                value = body.get(short) or 4
+                body[short] = 4 if value in (-1, -2) else min(value, 4)  # those would fill the window
         return body
 
     return schema

@@ -15,6 +15,8 @@ from starlette.responses import Response
 from octavo.config import SamplingParams
 from octavo.engine.messages import Delta, Reply, TokenLogprob
 from octavo.server.http import JsonReply, event_stream, sse, sse_json, unless_gone, visit_of
+from octavo.server.infill.model import fim_of, room_for
+from octavo.server.infill.prompt import Gap
 from octavo.server.merge import merged
 from octavo.server.models import Model, Models
 from octavo.server.openai.completions_schema import CompletionRequest
@@ -23,11 +25,6 @@ from octavo.server.problems import Problem, openai_error
 from octavo.server.report import note_reply, octavo_report
 from octavo.server.sampling import sampling, token_biases
 
-_FIM = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-)
 _DEFAULT_MAX_TOKENS = 16
 
 
@@ -53,7 +50,7 @@ async def create_completion(models: Models, request: Request, body: CompletionRe
         raise Problem(
             400, "best_of must be the same as n: answers are not ranked.", "invalid_value", "best_of"
         )
-    asked = await asyncio.to_thread(_ask, model, body)
+    asked = await asyncio.to_thread(_ask, model, body, visit_of(request).tenant.namespace)
     reply_id = f"cmpl-{secrets.token_hex(12)}"
     if body.stream:
         pieces = _chunks(asked, model, body, reply_id, request)
@@ -61,7 +58,7 @@ async def create_completion(models: Models, request: Request, body: CompletionRe
     return await unless_gone(request, _whole(asked, model, body, reply_id, request))
 
 
-def _ask(model: Model, body: CompletionRequest) -> list[_Asked]:
+def _ask(model: Model, body: CompletionRequest, namespace: str) -> list[_Asked]:
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling(
         {
@@ -71,11 +68,12 @@ def _ask(model: Model, body: CompletionRequest) -> list[_Asked]:
             "stop": stops_of(body.stop),
             "n": body.n,
             "logprobs": body.logprobs,
+            "stop_token_ids": None if body.suffix is None else fim_of(model, "suffix").tokens.ends,
         }
     )
     asked = []
     for prompt in body.prompts:
-        ids = _ids(model, prompt, body.suffix)
+        ids = _ids(model, prompt, body.suffix, max_tokens, namespace)
         echo = (
             (prompt if isinstance(prompt, str) else model.engine.tokenizer.decode(ids)) if body.echo else ""
         )
@@ -84,27 +82,15 @@ def _ask(model: Model, body: CompletionRequest) -> list[_Asked]:
     return asked
 
 
-def _ids(model: Model, prompt: str | Sequence[int], suffix: str | None) -> Sequence[int]:
+def _ids(
+    model: Model, prompt: str | Sequence[int], suffix: str | None, max_tokens: int, namespace: str
+) -> Sequence[int]:
     if suffix is None:
-        return model.engine.encode(prompt) if isinstance(prompt, str) else prompt
-    vocabulary = model.engine.tokenizer.added_tokens_encoder
-    marks = next((marks for marks in _FIM if all(mark in vocabulary for mark in marks)), None)
-    if marks is None:
-        raise Problem(
-            400,
-            f"{model.name} was not trained to fill in text between a prompt and a suffix: it has no tokens for it. "
-            "Leave suffix out, or take a model of code that has them.",
-            "unsupported_value",
-            "suffix",
-        )
+        return model.encode(prompt) if isinstance(prompt, str) else prompt
+    fim = fim_of(model, "suffix")
     if not isinstance(prompt, str):
         raise Problem(400, "With a suffix the prompt must be text.", "invalid_value", "prompt")
-    before, after, middle = (vocabulary[mark] for mark in marks)
-
-    def encode(text: str) -> list[int]:
-        return list(model.engine.tokenizer.encode(text, add_special_tokens=False))
-
-    return [before, *encode(prompt), after, *encode(suffix), middle]
+    return fim.infill(Gap(prompt, suffix), room=room_for(model, max_tokens), namespace=namespace)
 
 
 async def _events(asked: _Asked, model: Model, namespace: str) -> AsyncGenerator[Delta, None]:

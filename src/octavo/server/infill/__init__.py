@@ -1,0 +1,1 @@
+"""Text before and after a gap: llama.cpp's interface, which editors' plugins speak."""
