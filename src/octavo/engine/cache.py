@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as SequenceOf
 
 import torch
 
@@ -14,7 +15,7 @@ from octavo.engine.runner import Chunk, Runner
 from octavo.engine.sequence import RequestState, Sequence
 from octavo.engine.tiers import Tiers
 from octavo.errors import PromptTooLong, RequestTooLarge
-from octavo.kv.hashing import namespace_key
+from octavo.kv.hashing import namespace_key, sequence_hash
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.planner import plan_cache
 from octavo.kv.storage.records import Space
@@ -63,6 +64,16 @@ class EngineCache:
         self._budget_bytes = budget_bytes
         self._weights_bytes = prepared.weights_bytes
         self._context = prepared.context
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a sealed block in all layers."""
+        return self.plan.page_bytes * self.runner.sealed.num_layers
+
+    @property
+    def dtype(self) -> str:
+        """Of open blocks."""
+        return str(self._identity["dtype"])
 
     def namespace(self, tenant: str) -> bytes:
         """The key under which a tenant's blocks are hashed."""
@@ -125,7 +136,7 @@ class EngineCache:
 
     def memory(self, running: list[Sequence]) -> MemoryReport:
         """What is held now, weights apart from the cache; `running` is who uses it."""
-        block_bytes = self.plan.page_bytes * self.runner.sealed.num_layers
+        block_bytes = self.block_bytes
         used_blocks = len({id_ for sequence in running for id_ in sequence.held_block_ids})
         slot_bytes = self.runner.opened.slot_bytes
         return MemoryReport(
@@ -163,6 +174,19 @@ class EngineCache:
         self.manager.forget(namespace)
         if on_disk:
             self.tiers.tier.clear(model=str(self._identity["model"]), tenant=tenant)
+        return self._give_back()
+
+    def drop(self, namespace: bytes, block_hashes: Collection[bytes], token_ids: SequenceOf[int]) -> int:
+        """Forgets these blocks and what is raw of the sequence behind them, in memory and below.
+
+        Returns:
+            The bytes of memory given back to the system.
+        """
+        names = set(block_hashes)
+        if len(token_ids) % BLOCK_SIZE:
+            names.add(sequence_hash(namespace, token_ids))
+        self.tiers.discard(self.manager.forget_blocks(namespace, block_hashes, token_ids))
+        self.tiers.tier.remove(namespace, names)
         return self._give_back()
 
     def forget_all(self) -> int:

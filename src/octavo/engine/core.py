@@ -16,6 +16,7 @@ from octavo.config import EngineConfig
 from octavo.engine.cache import EngineCache
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.messages import Delta, Event, Failure, FinishReason, MemoryReport, Progress, Request
+from octavo.engine.onlooker import Onlooker
 from octavo.engine.sampler import Sample, TokenSampler, draw_seed, logprob_of
 from octavo.engine.scheduler import Scheduled, Scheduler
 from octavo.engine.sequence import RequestState, Sequence
@@ -74,6 +75,7 @@ class EngineCore:
             max_running=config.max_running,
             max_step_tokens=config.max_step_tokens,
         )
+        self.onlooker = Onlooker(self._cache, self._scheduler, loaded.name, self.context)
         self._only_waits = False  # for the tier: nothing can be computed until something arrives
         self._sequences: dict[str, list[Sequence]] = {}
         if prepared.probe is not None:
@@ -130,6 +132,9 @@ class EngineCore:
         namespace = self._cache.admit(request)
         seed = draw_seed() if request.params.seed is None else request.params.seed
         state = RequestState(request, namespace, seed)
+        if request.cache and not request.ephemeral:
+            lineages = self.onlooker.lineages
+            state.lineage = lineages.begin(namespace, request.cache_namespace, request.token_ids)
         sequence = self._sequence(state, 0)
         self._sequences[request.request_id] = [sequence]
         self._scheduler.waiting.append(sequence)
@@ -199,11 +204,17 @@ class EngineCore:
 
     def clear(self) -> int:
         """See `EngineCache.clear`."""
+        self.onlooker.lineages.forget()
         return self._cache.clear()
 
     def forget(self, cache_namespace: str, *, on_disk: bool) -> int:
         """See `EngineCache.forget`."""
+        self.onlooker.lineages.forget(self._cache.namespace(cache_namespace))
         return self._cache.forget(cache_namespace, on_disk=on_disk)
+
+    def namespace(self, tenant: str) -> bytes:
+        """The key of a tenant's blocks; it may be asked from any thread."""
+        return self._cache.namespace(tenant)
 
     def unpin(self, name: str, cache_namespace: str) -> bool:
         """Lets go of a pin; whether there was one."""
@@ -321,6 +332,7 @@ class EngineCore:
         sequence.finish_reason = reason
         if sequence.table is not None and sequence.table.publishes and not sequence.table.num_pending:
             self._cache.retain(state, sequence.table)
+            self.onlooker.ended(sequence)
         self._scheduler.release(sequence)
         choice = state.choices[sequence.index] = sequence.choice()
         reply = None
@@ -330,6 +342,8 @@ class EngineCore:
             if complaint is not None:
                 state.notes.append(complaint)
             reply = state.reply(self.memory(), self._exactness.notes, exact=self._exactness.exact)
+            if state.lineage is not None:
+                self.onlooker.lineages.end(state.lineage, reply)
         return [
             Delta(
                 request_id,
@@ -345,8 +359,11 @@ class EngineCore:
         ]
 
     def _fail(self, request_id: str, error: Exception) -> list[Event]:
-        for sequence in self._sequences.pop(request_id, ()):
+        sequences = self._sequences.pop(request_id, [])
+        for sequence in sequences:
             self._scheduler.release(sequence)
+        if sequences and (lineage := sequences[0].state.lineage) is not None:
+            self.onlooker.lineages.end(lineage, None)
         return [Failure(request_id, error)]
 
     def _stuck(self) -> list[Event]:

@@ -22,6 +22,7 @@ import torch
 from octavo.config import EngineConfig, Retention, SamplingParams, parse_bytes, refuse_unknown
 from octavo.engine.core import EngineCore
 from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
+from octavo.engine.snapshot import Snapshot, make_snapshot
 from octavo.errors import EngineStopped, InvalidRequest
 from octavo.kernels.native import release_threads
 from octavo.kv.planner import default_budget_bytes
@@ -193,6 +194,27 @@ class TokenEngine:
     def num_sequences(self) -> tuple[int, int]:
         """Answers that run, and that wait, at this moment."""
         return self._core.num_sequences
+
+    def snapshot(self, cache_namespace: str | None = None, *, names: bool = True) -> Snapshot:
+        """Memory, blocks and conversations at this moment: of one tenant, and of nobody else, or of all of them.
+
+        Without `names` it has no conversations in it: how much there is and not whose.
+        """
+        seen = self._ask(self._core.onlooker.observe)
+        namespace = None if cache_namespace is None else self._core.namespace(cache_namespace)
+        return make_snapshot(seen, namespace, names=names)
+
+    def pin_conversation(self, name: str, *, cache_namespace: str = "") -> int:
+        """Holds what a conversation of `snapshot` has in memory; see `Onlooker.pin`."""
+        return self._ask(lambda: self._core.onlooker.pin(name, cache_namespace))
+
+    def unpin_conversation(self, name: str, *, cache_namespace: str = "") -> None:
+        """Lets go of it; see `Onlooker.unpin`."""
+        self._ask(lambda: self._core.onlooker.unpin(name, cache_namespace))
+
+    def drop_conversation(self, name: str, *, cache_namespace: str = "") -> int:
+        """Forgets what only this conversation has, in memory and on disk; see `Onlooker.drop`."""
+        return self._ask(lambda: self._core.onlooker.drop(name, cache_namespace))
 
     def memory(self) -> MemoryReport:
         """Bytes of weights and cache, apart."""

@@ -146,6 +146,9 @@ class Reply:
     `exact` says that the start-up check found this machine to keep the promise that no bit of an answer
     depends on what was reused or computed beside it.
 
+    `conversation` names the requests that this one goes on from, as `Snapshot` lists them; None if nothing of it is
+    kept.
+
     `prompt_logprobs` has one entry a token of the prompt, the first one None, if the request asked for them.
     """
 
@@ -159,6 +162,7 @@ class Reply:
     notes: tuple[str, ...] = ()
     exact: bool = True
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    conversation: str | None = None
 
     @property
     def text(self) -> str:

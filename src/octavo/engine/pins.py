@@ -28,6 +28,10 @@ class Pins:
         """Distinct blocks that are held."""
         return len(self._blocks())
 
+    def block_ids(self) -> set[int]:
+        """The blocks that are held."""
+        return self._blocks()
+
     def _blocks(self, but: Name | None = None) -> set[int]:
         return {id_ for name, (table, _) in self._pins.items() if name != but for id_ in table.block_ids}
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from octavo.engine.detokenizer import Detokenizer
+from octavo.engine.lineage import Lineage
 from octavo.engine.messages import (
     Choice,
     FinishReason,
@@ -36,6 +37,7 @@ class RequestState:
     num_loaded_tokens: int = 0
     num_computed_tokens: int = 0
     why: Why | None = None
+    lineage: Lineage | None = None
     notes: list[str] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class RequestState:
             why=self.why,
             notes=tuple(dict.fromkeys((*notes, *self.notes))),
             exact=exact,
+            conversation=None if self.lineage is None else self.lineage.name,
             prompt_logprobs=self._prompt_logprobs(),
         )
 

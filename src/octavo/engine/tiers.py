@@ -11,7 +11,8 @@ when there is none, so that what is evicted is mostly saved already.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -68,6 +69,8 @@ class Tiers:
         self._loading: dict[Sequence, _Waiting] = {}
         self._compute_s, self._load_s = Running(), Running()  # for a token, and for a block
         self._num_shunned = 0
+        self.num_restored: Counter[bytes] = Counter()
+        """Blocks that came up from the tier, by namespace."""
 
     # Down
 
@@ -125,6 +128,11 @@ class Tiers:
             block = self._manager.published(block_id)
             if namespace is None or block is None or block.namespace == namespace:
                 del self._unsaved[block_id]
+
+    def discard(self, block_ids: Iterable[int]) -> None:
+        """These blocks are forgotten: if they were to be saved, they are not."""
+        for block_id in block_ids:
+            self._unsaved.pop(block_id, None)
 
     def _save(self, block_id: int) -> None:
         expires_s = self._unsaved.pop(block_id)
@@ -244,6 +252,7 @@ class Tiers:
         self._sealed.touch(block_ids)
         self._sealed.write(block_ids[0], payload)
         self._manager.commit(table, name.token_ids)
+        self.num_restored[table.namespace] += 1
         self._count(sequence, BLOCK_SIZE)
         return True
 

@@ -32,6 +32,10 @@ class IdPool:
         """The number of holders."""
         return self._ref_counts[id_]
 
+    def ref_counts(self) -> list[int]:
+        """The number of holders of every id."""
+        return list(self._ref_counts)
+
     def take(self) -> int:
         """The lowest free id, now with one holder. Raises IndexError if none is free."""
         id_ = heappop(self._free)
@@ -128,12 +132,13 @@ class BlockPool:
             for id_ in self.index
             if self.index[id_].namespace == namespace and not self.ids.ref_count(id_)
         ]
-        forgotten = []
-        for block_id in sorted(ids, key=lambda id_: self.index[id_].depth, reverse=True):
-            self.reusable.drop(block_id)
-            forgotten.append(self.index.unpublish(block_id))
-            self.ids.put_back(block_id)
-        return forgotten
+        return [self.drop(id_) for id_ in sorted(ids, key=lambda id_: self.index[id_].depth, reverse=True)]
+
+    def drop(self, block_id: int) -> PublishedBlock:
+        """Make a reusable block that no other continues free, and return what it held."""
+        self.reusable.drop(block_id)
+        self.ids.put_back(block_id)
+        return self.index.unpublish(block_id)
 
     def clear(self) -> list[PublishedBlock]:
         """Unpublish all blocks, and return what they held. Reusable ones become free."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, Self
 
+from octavo.spec import BLOCK_SIZE
+
 ROOT_HASH = bytes(16)
 """Stands in for the parent's hash at a sequence's first block."""
 
@@ -38,6 +40,14 @@ def block_hash(namespace: bytes, parent: bytes, token_ids: Sequence[int]) -> byt
     hasher = blake2b(parent, digest_size=16, key=namespace)
     hasher.update(struct.pack(f"<{len(token_ids)}I", *token_ids))
     return hasher.digest()
+
+
+def sequence_hash(namespace: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of the last block of a sequence, which need not be full; `ROOT_HASH` of none."""
+    parent = ROOT_HASH
+    for start in range(0, len(token_ids), BLOCK_SIZE):
+        parent = block_hash(namespace, parent, token_ids[start : start + BLOCK_SIZE])
+    return parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from octavo.kv.block_pool import BlockPool
@@ -15,6 +16,7 @@ from octavo.kv.slots import OpenSlots
 from octavo.kv.table import BlockTable, PrefixMatch, StepPlan
 from octavo.kv.tails import Tail
 from octavo.kv.value import ByValue
+from octavo.kv.view import CacheView, view_of
 from octavo.spec import BLOCK_SIZE
 
 
@@ -62,6 +64,8 @@ class KVCacheManager:
         self._departed = Departed(hash_function)
         self._demote = on_evict
         self._tables: set[BlockTable] = set()
+        self.num_evicted: Counter[bytes] = Counter()
+        """Blocks that left for lack of room, by namespace."""
 
     # Reuse
 
@@ -274,6 +278,33 @@ class KVCacheManager:
             if table.namespace == namespace:
                 table.publishes = False
 
+    def forget_blocks(
+        self, namespace: bytes, block_hashes: Collection[bytes], token_ids: Sequence[int]
+    ) -> list[int]:
+        """Forget blocks and the tails behind them, but those that are held or gone on from; returns their ids.
+
+        What a tail has of `token_ids`, the sequence that they are of, is forgotten too.
+        """
+        found = [id_ for id_ in map(self._index.with_hash, block_hashes) if id_ is not None]
+        forgotten = []
+        for block_id in sorted(found, key=lambda id_: self._index[id_].depth, reverse=True):
+            for slot in self._slots.tails.continuing(block_id):
+                self._forget_tail(slot)
+            if not self._blocks.ids.ref_count(block_id) and not self._index.children(block_id):
+                self._departed.add_block(self._blocks.drop(block_id).block_hash, "cleared")
+                forgotten.append(block_id)
+        rest = self.match_prefix([*token_ids, 0], namespace=namespace)
+        start = BLOCK_SIZE * len(rest.block_ids)
+        if rest.tail_slot is not None and self._slots.tails[rest.tail_slot].token_ids == tuple(
+            token_ids[start:]
+        ):
+            self._forget_tail(rest.tail_slot)
+        return forgotten
+
+    def _forget_tail(self, slot: int) -> None:
+        tail = self._slots.forget_tail(slot)
+        self._departed.add_tail(tail, self._index.chain_hash(tail.parent), "cleared")
+
     def pin(self, table: BlockTable, max_blocks: int) -> BlockTable:
         """A holder of a sequence's sealed blocks, the first `max_blocks` at most, which keeps them from eviction.
 
@@ -349,6 +380,10 @@ class KVCacheManager:
         """Ids of the slots that hold data, or will when the step under way has ended; ascending."""
         return self._slots.ids.allocated_ids()
 
+    def view(self) -> CacheView:
+        """What is held at this moment, for somebody who looks on."""
+        return view_of(self._blocks, self._slots)
+
     def check_integrity(self) -> None:
         """Derive everything anew from the running tables. Raises IntegrityError at a contradiction."""
         check_integrity(self._tables, self._blocks, self._slots)
@@ -395,7 +430,9 @@ class KVCacheManager:
         self._demote(block_id)
         for slot in self._slots.tails.continuing(block_id):
             self._slots.drop_tail(slot)  # no match could lead to it any more
-        self._departed.add_block(self._index[block_id].block_hash, "evicted")
+        block = self._index[block_id]
+        self._departed.add_block(block.block_hash, "evicted")
+        self.num_evicted[block.namespace] += 1
 
     def _on_drop_tail(self, tail: Tail) -> None:
         self._departed.add_tail(tail, self._index.chain_hash(tail.parent), "below_one_block")

@@ -102,6 +102,10 @@ class PrefixIndex:
         """What a block holds; None if it is not published."""
         return self._blocks.get(block_id)
 
+    def blocks(self) -> dict[int, PublishedBlock]:
+        """What all published blocks hold, by id; a copy."""
+        return dict(self._blocks)
+
     def __getitem__(self, block_id: int) -> PublishedBlock:
         return self._blocks[block_id]
 

@@ -97,6 +97,10 @@ class OpenSlots:
         """Give up a tail for lack of room."""
         self._on_drop(self._remove_tail(slot))
 
+    def forget_tail(self, slot: int) -> Tail:
+        """Give up a tail that nobody wants any more, and return it."""
+        return self._remove_tail(slot)
+
     def clear_tails(self, namespace: bytes | None = None) -> list[Tail]:
         """Give up all tails, or those of a namespace, and return them."""
         slots = [slot for slot in self.tails if namespace in (None, self.tails[slot].namespace)]

@@ -195,6 +195,10 @@ class ByValue:
         if expires_s is not None:
             self._expiries[id_] = expires_s
 
+    def left(self) -> dict[int, float]:
+        """When each reusable block was let go of last, on the clock."""
+        return {id_: self._lives[id_].left_s for id_ in self._reusable}
+
     def _leave(self, victim: int) -> None:
         del self._reusable[victim]
         block, life = self._index[victim], self._lives.pop(victim)

@@ -10,7 +10,7 @@ import json
 import sqlite3
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -239,6 +239,19 @@ class DiskStore:
                 db.execute("DELETE FROM payloads")
         self._file.shrink()
         return gone
+
+    def remove(self, namespace: bytes, hashes: Collection[bytes]) -> int:
+        with self._file.transaction() as db:
+            found = {
+                id_
+                for hash_ in hashes
+                for (id_,) in db.execute(
+                    "SELECT id FROM records WHERE hash = ?1 AND namespace = ?2 UNION "
+                    "SELECT id FROM records WHERE kind = 'tail' AND namespace = ?2 AND parent = ?1",
+                    (hash_, namespace),
+                ).fetchall()
+            }
+            return self._remove(db, found)
 
     def clear_space(self, namespace: bytes) -> int:
         """Remove all records of a namespace; returns how many."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from octavo.kv.hashing import Name
 from octavo.kv.storage.records import Document, Record, Space
@@ -58,6 +58,17 @@ class MemoryStore:
             hash_
             for hash_, record in self.records.items()
             if fields.items() <= self.spaces[record.name.namespace].fields.items()
+        ]
+        for hash_ in gone:
+            del self.records[hash_]
+        return len(gone)
+
+    def remove(self, namespace: bytes, hashes: Collection[bytes]) -> int:
+        gone = [
+            hash_
+            for hash_, record in self.records.items()
+            if record.name.namespace == namespace
+            and (hash_ in hashes or (record.name.kind == "tail" and record.name.parent in hashes))
         ]
         for hash_ in gone:
             del self.records[hash_]

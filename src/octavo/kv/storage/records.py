@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -114,6 +114,9 @@ class Store(Protocol):
 
     def clear(self, **fields: str) -> int:
         """Remove all records whose namespace has these fields; returns how many."""
+
+    def remove(self, namespace: bytes, hashes: Collection[bytes]) -> int:
+        """Remove the records of a namespace with these hashes and the tails behind them; returns how many."""
 
     def put_document(self, document: Document) -> None:
         """Keep a document, in place of one of the same kind, tenant and key."""

@@ -14,7 +14,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -159,6 +159,10 @@ class StoreTier:
 
         self._jobs.put(clear)  # behind what waits, which it then removes
         done.wait(timeout=60.0)
+
+    def remove(self, namespace: bytes, hashes: Collection[bytes]) -> None:
+        """Remove these records of a namespace, and the tails behind them, also those that wait to be written."""
+        self._jobs.put(lambda: self._store.remove(namespace, hashes))
 
     def put_document(self, document: Document) -> bool:
         """Queue a document. False if there is no tier any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -68,6 +68,7 @@ class Tier(Protocol):
     def report(self) -> TierReport: ...
     def take_complaint(self) -> str | None: ...
     def clear(self, **fields: str) -> None: ...
+    def remove(self, namespace: bytes, hashes: Collection[bytes]) -> None: ...
     def put_document(self, document: Document) -> bool: ...
     def get_document(self, kind: str, tenant: str, key: bytes) -> Document | None: ...
     def documents(self, kind: str) -> list[Document]: ...
@@ -112,6 +113,9 @@ class NullTier:
         return complaint
 
     def clear(self, **fields: str) -> None:
+        pass
+
+    def remove(self, namespace: bytes, hashes: Collection[bytes]) -> None:
         pass
 
     def put_document(self, document: Document) -> bool:  # noqa: ARG002
