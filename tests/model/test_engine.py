@@ -68,6 +68,24 @@ def test_no_cache_leaves_nothing_behind(engine):
     assert engine.generate(SECOND, max_tokens=1).usage.cached_tokens == 0
 
 
+@pytest.mark.parametrize("max_step_tokens", [7, 512])
+def test_a_scored_prompt_is_computed_whole_and_can_be_reused(expected, max_step_tokens):
+    with make_engine(max_step_tokens=max_step_tokens) as engine:
+        plain = engine.generate(FIRST, max_tokens=40, ignore_eos=True)
+        scored = engine.generate(FIRST, max_tokens=40, ignore_eos=True, prompt_logprobs=1)
+        bare = engine.generate(FIRST, max_tokens=1, ignore_eos=True, prompt_logprobs=1, cache=False)
+        assert plain.token_ids == scored.token_ids == expected[tuple(FIRST)]
+        assert (scored.usage.cached_tokens, scored.usage.computed_tokens) == (0, 50)
+        assert scored.prompt_logprobs == bare.prompt_logprobs
+        assert [None if one is None else one.token_id for one in bare.prompt_logprobs] == [None, *FIRST[1:]]
+        engine.clear()
+        engine.generate(SECOND, max_tokens=1, prompt_logprobs=0)
+        after = engine.generate(SECOND, max_tokens=40, ignore_eos=True)
+        assert after.usage.cached_tokens == len(SECOND) - 1
+        assert after.token_ids == expected[tuple(SECOND)]
+        engine.check_integrity()
+
+
 def test_the_next_turn_reuses_prompt_and_answer(engine):
     prompt = list(range(150, 200))
     first = engine.generate(prompt, max_tokens=30, ignore_eos=True)

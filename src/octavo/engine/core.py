@@ -234,10 +234,6 @@ class EngineCore:
             raise InvalidRequest(
                 f"The prompt has token id {bad[0]}; this model has ids 0 to {self.vocab_size - 1}."
             )
-        if request.prompt_logprobs is not None and request.cache:
-            raise InvalidRequest(
-                "prompt_logprobs needs every token of the prompt to be computed; switch cache off for this request."
-            )
         if request.params.n > self._config.max_running:
             raise InvalidRequest(
                 f"n is {request.params.n} and at most {self._config.max_running} answers run at once (max_running)."

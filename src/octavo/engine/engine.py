@@ -298,7 +298,7 @@ class TokenEngine:
             ephemeral=ephemeral,
             disk=disk,
             retention=Retention(**kept),
-            cache=cache and self.config.cache and prompt_logprobs is None,
+            cache=cache and self.config.cache,
             constraint=None if grammar is None else self._grammars.compile(grammar),
             shown_specials=shown,
             prompt_logprobs=prompt_logprobs,

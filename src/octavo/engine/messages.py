@@ -37,8 +37,8 @@ class Request:
         retention: how long what it computes is worth keeping.
         constraint: the grammar that the answer follows.
         shown_specials: special tokens whose text is part of the answer's text.
-        prompt_logprobs: how many alternatives to report for each token of the prompt; needs `cache` off, because
-            every token has to be computed.
+        prompt_logprobs: how many alternatives to report for each token of the prompt; every token is computed for it,
+            and can be reused afterwards.
     """
 
     request_id: str

@@ -130,13 +130,14 @@ class Scheduler:
         """Gives the sequence a table with all that the cache has of it; the rest may come from a lower tier."""
         state = sequence.state
         caches = state.request.cache
-        ids = sequence.token_ids if caches else []
+        looks = caches and state.is_scored  # what is scored is computed, and can be reused by the next
+        ids = sequence.token_ids if looks else []
         match = self._manager.match_prefix(ids, namespace=state.namespace)
         if state.started_s is None:
             state.num_cached_tokens = match.num_tokens
-            state.why = tell_why(self._manager.explain(match, ids) if caches else None, caches)
+            state.why = tell_why(self._manager.explain(match, ids) if looks else None, caches)
         sequence.table = self._manager.start(match, ids, publish=caches and not state.request.ephemeral)
-        if caches:
+        if looks:
             self._tiers.begin(sequence, self._loaded)
 
     def _loaded(self, sequence: Sequence) -> None:

@@ -47,6 +47,13 @@ class RequestState:
         return len(self.request.token_ids)
 
     @property
+    def is_scored(self) -> bool:
+        """Whether nothing of the prompt has to be computed for its log-probabilities any more."""
+        if self.request.prompt_logprobs is None:
+            return True
+        return len(self.prompt_logprobs) == self.num_prompt_tokens - 1
+
+    @property
     def finished(self) -> bool:
         return len(self.choices) == self.request.params.n
 

@@ -29,12 +29,16 @@ _OPEN_PATHS = frozenset({"/health", "/ready"})
 
 @dataclass(slots=True)
 class Visit:
-    """What is known of a request on its way; handlers add to `fields`, which go into the log."""
+    """What is known of a request on its way; handlers add to `fields`, which go into the log.
+
+    `send` is the connection's own, below all middleware, for the many small pieces of a stream's body.
+    """
 
     request_id: str
     tenant: Tenant
     fields: dict[str, Any]
     metrics: Metrics
+    send: Send
 
 
 class Gate:
@@ -59,7 +63,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        visit = Visit(f"req_{secrets.token_hex(12)}", NOBODY, {}, self.metrics)
+        visit = Visit(f"req_{secrets.token_hex(12)}", NOBODY, {}, self.metrics, send)
         scope.setdefault("state", {})["visit"] = visit
         status = 0
 

@@ -98,6 +98,7 @@ class EventStream(Response):
 
     async def _write(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        send = scope["state"]["visit"].send
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
         try:
             async for piece in self._rest:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_POSITIONS = (0, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 class Metrics:
@@ -51,6 +52,13 @@ class Metrics:
         self._recomputed = counter(
             "recomputed_tokens", "Known tokens that were computed again, by cause", "model", "cause"
         )
+        self._differs = Histogram(
+            "octavo_first_recomputed_position",
+            "Where prompts stop being reused although more of them was known, in tokens, by cause",
+            ("model", "cause"),
+            registry=self._registry,
+            buckets=_POSITIONS,
+        )
         self._histories = counter("histories", "Chats by how their history was read", "model", "history")
         self._first = histogram("first_token_seconds", "From the request to its first token", _FIRST_TOKEN_S)
         self._queue = histogram("queue_seconds", "From the request to its first step", _FIRST_TOKEN_S)
@@ -69,6 +77,7 @@ class Metrics:
         if reply.why is not None:
             self._why.labels(model, reply.why.cause).inc()
             self._recomputed.labels(model, reply.why.cause).inc(reply.why.num_recomputed_tokens)
+            self._differs.labels(model, reply.why.cause).observe(reply.why.position)
         if history is not None:
             self._histories.labels(model, history).inc()
         self._first.labels(model).observe(timings.ttft_s)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+from typing import Any
 
 import openai
 import pytest
@@ -154,6 +156,7 @@ def test_fields_that_only_steer_caches_change_no_token(client: openai.OpenAI) ->
         client,
         prompt_cache_key="a",
         prompt_cache_retention="24h",
+        prompt_cache_options={"ttl": "12h", "mode": "explicit"},
         metadata={"a": "b"},
         user="me",
         safety_identifier="x",
@@ -161,6 +164,8 @@ def test_fields_that_only_steer_caches_change_no_token(client: openai.OpenAI) ->
         store=False,
     )
     assert dressed.choices[0].message.content == plain
+    off_disk = chat(client, prompt_cache_retention="in_memory")
+    assert off_disk.choices[0].message.content == plain
 
 
 def test_completions_echo_and_take_several_prompts(server: Served, client: openai.OpenAI) -> None:
@@ -199,10 +204,51 @@ def test_scores_of_a_prompt_are_those_of_generating_it(server: Served) -> None:
     assert logprobs["tokens"][-6:] == generated["tokens"]
     assert logprobs["token_logprobs"][-6:] == generated["token_logprobs"]
     assert logprobs["top_logprobs"][-6:] == generated["top_logprobs"]
-    assert [
+    assert all(
         whole[offset:].startswith(token)
         for offset, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
-    ]
+    )
+
+
+def test_a_scored_prompt_is_computed_once_and_scores_are_streamed(server: Served) -> None:
+    prompt = "The ferryman knew every stone below the water, and every stone knew him. " * 4
+    ask = {
+        "model": "smollm2",
+        "prompt": prompt,
+        "temperature": 0,
+        "max_tokens": 3,
+        "echo": True,
+        "logprobs": 1,
+    }
+    with server.http() as http:
+
+        def streamed(**changes: Any) -> list[dict[str, Any]]:
+            options = {"stream": True, "stream_options": {"include_usage": True}, **changes}
+            with http.stream("POST", "/v1/completions", json={**ask, **options}) as reply:
+                lines = [
+                    line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")
+                ]
+            return [json.loads(line) for line in lines]
+
+        first = streamed()
+        again = http.post("/v1/completions", json=ask).json()
+        only_scored = streamed(max_tokens=0, n=2)
+        plain = http.post("/v1/completions", json={**ask, "echo": False}).json()
+    whole = again["choices"][0]
+    pieces = [chunk["choices"][0] for chunk in first if chunk["choices"]]
+    assert "".join(piece["text"] for piece in pieces) == whole["text"]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        joined = [value for piece in pieces if piece["logprobs"] for value in piece["logprobs"][name]]
+        assert joined == whole["logprobs"][name], name
+    # It is scored anew each time, and what was computed for that is there for others.
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == plain["usage"]["prompt_tokens"] - 1
+    scored = [chunk["choices"][0] for chunk in only_scored if chunk["choices"]]
+    assert [(piece["index"], piece["text"], piece["finish_reason"]) for piece in scored] == [
+        (0, prompt, None), (0, "", "length"), (1, prompt, None), (1, "", "length")
+    ]  # fmt: skip
+    assert all(piece["logprobs"]["tokens"] == pieces[0]["logprobs"]["tokens"] for piece in scored[::2])
+    assert only_scored[-1]["usage"]["completion_tokens"] == 0
 
 
 def test_a_suffix_needs_a_model_that_can(client: openai.OpenAI) -> None:

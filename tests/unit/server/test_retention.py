@@ -34,7 +34,17 @@ def test_the_longest_mark_counts(body: dict[str, Any], priority: int) -> None:
     assert job_of(request, "").priority == priority
 
 
-@pytest.mark.parametrize(("retention", "priority"), [(None, 0), ("in_memory", 0), ("24h", 2)])
-def test_a_day_in_the_cache(retention: str | None, priority: int) -> None:
-    body = {"model": "m", "messages": HI, "prompt_cache_retention": retention}
-    assert ChatRequest.model_validate(body).priority == priority
+@pytest.mark.parametrize(
+    ("fields", "priority", "disk"),
+    [
+        ({}, 0, True),
+        ({"prompt_cache_retention": "in_memory"}, 0, False),
+        ({"prompt_cache_retention": "24h"}, 2, True),
+        ({"prompt_cache_options": {"mode": "implicit"}}, 0, True),
+        ({"prompt_cache_options": {"ttl": "30m"}}, 1, True),
+        ({"prompt_cache_options": {"ttl": "12h"}, "prompt_cache_retention": "in_memory"}, 2, False),
+    ],
+)
+def test_how_long_openai_asks_to_keep(fields: dict[str, Any], priority: int, disk: bool) -> None:
+    request = ChatRequest.model_validate({"model": "m", "messages": HI, **fields})
+    assert (request.priority, request.disk) == (priority, disk)

@@ -36,6 +36,7 @@ class ChatJob:
         schema: the answer is JSON of this schema.
         prefill: the beginning of the answer, written by the caller.
         priority: how much what is computed is worth keeping, as in `Retention`.
+        disk: whether what is computed, and the transcript of the answer, may be kept on disk.
         exact_history: whether answers among the messages are read as they were generated.
     """
 
@@ -48,6 +49,7 @@ class ChatJob:
     strict_schema: bool = True
     prefill: str = ""
     priority: int = 0
+    disk: bool = True
     exact_history: bool = True
     call_prefix: str = "call_"
 
@@ -172,7 +174,11 @@ class Asked:
         Raises:
             InvalidRequest: the prompt does not fit; raised before the first piece.
         """
-        options: dict[str, Any] = {"cache_namespace": self._job.namespace, "priority": self._job.priority}
+        options: dict[str, Any] = {
+            "cache_namespace": self._job.namespace,
+            "priority": self._job.priority,
+            "disk": self._job.disk,
+        }
         if self.grammar is not None:
             options["grammar"] = self.grammar
         if self._reads_calls:
@@ -242,7 +248,7 @@ class Asked:
 
     def _keep(self, answer: Answer, choice: Choice) -> None:
         message = ChatMessage("assistant", self._job.prefill + answer.text, tuple(answer.calls))
-        self._history.keep(self.prompt, message, choice.token_ids, choice.text)
+        self._history.keep(self.prompt, message, choice.token_ids, choice.text, disk=self._job.disk)
 
     def _make_grammar(self) -> str | None:
         job, choice = self._job, self._job.tool_use.choice

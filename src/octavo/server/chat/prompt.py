@@ -86,11 +86,11 @@ class ChatHistory:
         piece = self._template.piece(self._with(segment, prefill))
         return Prompt(piece.ids, "retokenised" if answers else "exact", 0)
 
-    def keep(self, prompt: Prompt, answer: ChatMessage, ids: Sequence[int], text: str) -> None:
+    def keep(self, prompt: Prompt, answer: ChatMessage, ids: Sequence[int], text: str, *, disk: bool) -> None:
         """Remembers an answer: its ids, and its text as it was shown, calls included."""
         if self._store is not None:
             transcript = Transcript((*prompt.ids, *ids), len(ids), text)
-            self._store.put(self._namespace, self._keys.after(answer), transcript)
+            self._store.put(self._namespace, self._keys.after(answer), transcript, disk=disk)
 
     def _latest(self, answers: Sequence[int]) -> tuple[int, Transcript] | None:
         """The latest answer that is kept, with the index of its message."""

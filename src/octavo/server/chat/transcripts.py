@@ -42,7 +42,10 @@ class TranscriptStore(Protocol):
     """Transcripts by tenant and by the name of the messages that they hold (`MessageKeys`)."""
 
     def get(self, namespace: str, key: bytes) -> Transcript | None: ...
-    def put(self, namespace: str, key: bytes, transcript: Transcript) -> None: ...
+    def put(self, namespace: str, key: bytes, transcript: Transcript, *, disk: bool = True) -> None:
+        """Keeps one; off the disk unless `disk` is set."""
+        ...
+
     def forget(self, namespace: str) -> int:
         """Drops all of a tenant's; how many there were."""
         ...
@@ -64,7 +67,7 @@ class MemoryTranscripts:
                 self._entries.move_to_end((namespace, key))
             return found
 
-    def put(self, namespace: str, key: bytes, transcript: Transcript) -> None:
+    def put(self, namespace: str, key: bytes, transcript: Transcript, *, disk: bool = True) -> None:  # noqa: ARG002
         kept = Transcript(array("i", transcript.ids), transcript.num_answer_tokens, transcript.text)
         with self._lock:
             self._drop((namespace, key))
@@ -107,10 +110,11 @@ class DurableTranscripts:
                 self._memory.put(namespace, key, found)
         return found
 
-    def put(self, namespace: str, key: bytes, transcript: Transcript) -> None:
+    def put(self, namespace: str, key: bytes, transcript: Transcript, *, disk: bool = True) -> None:
         key = self._own(key)
         self._memory.put(namespace, key, transcript)
-        self._disk.put_document(Document(_KIND, key, _packed(transcript), namespace))
+        if disk:
+            self._disk.put_document(Document(_KIND, key, _packed(transcript), namespace))
 
     def forget(self, namespace: str) -> int:
         self._disk.remove_documents(_KIND, namespace)

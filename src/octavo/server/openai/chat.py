@@ -55,6 +55,7 @@ from octavo.server.report import note_reply, report_field
 from octavo.server.sampling import sampling, token_biases
 from octavo.server.schema import text_of
 
+_NOTHING_ELSE = '"logprobs":null,"finish_reason":null'
 _ENDINGS: dict[Ending, str] = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 
 
@@ -95,6 +96,7 @@ def _ask(model: Model, body: ChatRequest, namespace: str) -> Asked:
         schema=schema,
         strict_schema=strict,
         priority=body.priority,
+        disk=body.disk,
         exact_history=body.octavo is None or body.octavo.exact_history,
     )
     return Asked(model, job)
@@ -157,7 +159,9 @@ async def _chunks(
     after = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
     def chunk(index: int, delta: str, logprobs: Any = None, ending: str | None = None) -> bytes:
-        rest = f'"logprobs":{json.dumps(logprobs)},"finish_reason":{json.dumps(ending)}'
+        rest = _NOTHING_ELSE
+        if logprobs is not None or ending is not None:
+            rest = f'"logprobs":{json.dumps(logprobs)},"finish_reason":{json.dumps(ending)}'
         return before + f'{{"index":{index},"delta":{delta},{rest}}}'.encode() + after
 
     begun: set[int] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from octavo.config import SamplingParams
 from octavo.engine.messages import Delta, Reply, TokenLogprob
+from octavo.server.gate import Visit
 from octavo.server.http import JsonReply, event_stream, sse, sse_json, unless_gone, visit_of
 from octavo.server.infill.model import fim_of, room_for
 from octavo.server.infill.prompt import Gap
@@ -93,24 +94,30 @@ def _ids(
     return fim.infill(Gap(prompt, suffix), room=room_for(model, max_tokens), namespace=namespace)
 
 
-async def _events(asked: _Asked, model: Model, namespace: str) -> AsyncGenerator[Delta, None]:
-    """The deltas of one prompt; the reply of the last one has the prompt's log-probabilities too."""
-    engine = model.engine
-    scored = None
+async def _events(
+    asked: _Asked, model: Model, options: Mapping[str, Any]
+) -> AsyncGenerator[Reply | Delta, None]:
+    """The deltas of one prompt. Before them, if its tokens are to be scored, the reply that has their scores.
+
+    The prompt is computed once: what is generated goes on from what was scored.
+    """
     if asked.scores is not None:
-        once = replace(asked.params, max_tokens=1, n=1, logprobs=None, stop=())
-        options = {"cache_namespace": namespace, "prompt_logprobs": asked.scores}
-        async with aclosing(engine.astream(asked.ids, once, **options)) as events:
-            async for event in events:
-                if isinstance(event, Delta) and event.reply is not None:
-                    scored = event.reply
-    async with aclosing(engine.astream(asked.ids, asked.params, cache_namespace=namespace)) as events:
+        once = replace(asked.params, max_tokens=1, logprobs=None, stop=())
+        if asked.generates:
+            once = replace(once, n=1)
+        scoring = model.engine.astream(asked.ids, once, prompt_logprobs=asked.scores, **options)
+        async with aclosing(scoring) as events:
+            deltas = [event async for event in events if isinstance(event, Delta)]
+        assert deltas[-1].reply is not None
+        yield deltas[-1].reply
+        if not asked.generates:
+            for delta in deltas:
+                yield delta
+            return
+    async with aclosing(model.engine.astream(asked.ids, asked.params, **options)) as events:
         async for event in events:
-            if not isinstance(event, Delta):
-                continue
-            if event.reply is not None and scored is not None:
-                event = replace(event, reply=replace(event.reply, prompt_logprobs=scored.prompt_logprobs))
-            yield event
+            if isinstance(event, Delta):
+                yield event
 
 
 async def _whole(
@@ -119,10 +126,13 @@ async def _whole(
     visit = visit_of(request)
 
     async def answer(one: _Asked) -> Reply:
-        async with aclosing(_events(one, model, visit.tenant.namespace)) as events:
+        scored = None
+        async with aclosing(_events(one, model, _options(body, visit))) as events:
             async for event in events:
-                if event.reply is not None:
-                    return event.reply
+                if isinstance(event, Reply):
+                    scored = event
+                elif event.reply is not None:
+                    return _told(one, event.reply, scored)
         raise AssertionError("events end with a reply or an error")
 
     try:
@@ -130,7 +140,7 @@ async def _whole(
             tasks = [group.create_task(answer(one)) for one in asked]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    replies = [_told(one, task.result()) for one, task in zip(asked, tasks, strict=True)]
+    replies = [task.result() for task in tasks]
     choices: list[dict[str, Any]] = []
     for one, reply in zip(asked, replies, strict=True):
         note_reply(visit, model.name, reply)
@@ -157,8 +167,22 @@ async def _whole(
     return JsonReply(completion)
 
 
-def _told(asked: _Asked, reply: Reply) -> Reply:
-    """The reply without the one token that was generated for the sake of the prompt alone."""
+def _options(body: CompletionRequest, visit: Visit) -> dict[str, Any]:
+    return {"cache_namespace": visit.tenant.namespace, "priority": body.priority, "disk": body.disk}
+
+
+def _told(asked: _Asked, reply: Reply, scored: Reply | None) -> Reply:
+    """The reply with what was found out when the prompt was scored, which is when it was computed, and without the
+    one token that was generated for the sake of the prompt alone."""
+    if scored is not None:
+        counts = scored.usage
+        usage = replace(
+            reply.usage,
+            cached_tokens=counts.cached_tokens,
+            computed_tokens=counts.computed_tokens,
+            loaded_tokens=counts.loaded_tokens,
+        )
+        reply = replace(reply, prompt_logprobs=scored.prompt_logprobs, usage=usage, why=scored.why)
     if asked.generates:
         return reply
     empty = tuple(
@@ -177,21 +201,27 @@ async def _chunks(
     num_answers = body.n or 1
     replies: list[Reply] = []
     offsets: dict[int, int] = {}
+    scored: dict[int, Reply] = {}
 
     def chunk(index: int, text: str, logprobs: Any = None, ending: str | None = None) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": ending}
         return sse_json({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
 
-    sources = [_events(one, model, visit.tenant.namespace) for one in asked]
+    sources = [_events(one, model, _options(body, visit)) for one in asked]
     async with aclosing(merged(sources)) as events:
         async for number, event in events:
             one = asked[number]
+            if isinstance(event, Reply):
+                scored[number] = event
+                continue
             index = number * num_answers + event.index
             if index not in offsets:
-                offsets[index] = 0
+                offsets[index] = len(one.echo)
                 if one.echo:
-                    offsets[index] = len(one.echo)
-                    yield chunk(index, one.echo)
+                    scores = scored[number].prompt_logprobs if number in scored else None
+                    yield chunk(
+                        index, one.echo, scores and _logprobs(model, one.ids, scores, one.scores or 0, 0)
+                    )
             text = event.text if one.generates else ""
             logprobs = None
             if event.logprobs and one.generates and body.logprobs is not None:
@@ -203,8 +233,8 @@ async def _chunks(
             if text or logprobs or ending:
                 yield chunk(index, text, logprobs, ending)
             if event.reply is not None:
-                replies.append(_told(one, event.reply))
-                note_reply(visit, model.name, event.reply)
+                replies.append(_told(one, event.reply, scored.get(number)))
+                note_reply(visit, model.name, replies[-1])
     if with_usage:
         yield sse_json({**head, "choices": [], "usage": usage_of(*replies)})
     yield sse(b"[DONE]")

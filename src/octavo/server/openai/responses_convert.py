@@ -48,6 +48,7 @@ def job_of(
         schema=schema,
         strict_schema=strict,
         priority=body.priority,
+        disk=body.disk,
         exact_history=body.octavo is None or body.octavo.exact_history,
     )
 

@@ -16,11 +16,18 @@ if TYPE_CHECKING:
     from octavo.server.models import Model
 
 
+class CacheOptions(Schema):
+    """How long a prompt should at least be kept. The other options are passed over."""
+
+    ttl: str | None = None
+
+
 class Common(Schema):
     """Fields of every request that generates.
 
-    Those from `metadata` on change nothing of an answer. With `prompt_cache_retention` 24h, what is computed is
-    evicted later than other things.
+    Those from `metadata` on change nothing of an answer. With `prompt_cache_retention` 24h or a `ttl` in
+    `prompt_cache_options`, what is computed is evicted later than other things; with `in_memory` it is kept off the
+    disk.
     """
 
     model: str
@@ -34,6 +41,7 @@ class Common(Schema):
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    ignore_eos: bool | None = None
     octavo: OctavoOptions | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
@@ -42,12 +50,19 @@ class Common(Schema):
     store: bool | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: CacheOptions | None = None
 
     @property
     def priority(self) -> int:
-        """How much what is computed is worth keeping: more if it is asked to be there tomorrow."""
-        return 2 if self.prompt_cache_retention == "24h" else 0
+        """How much what is computed is worth keeping: the more, the longer it is asked to be there."""
+        options = self.prompt_cache_options
+        ttl = None if options is None else options.ttl
+        return 2 if self.prompt_cache_retention == "24h" or ttl == "12h" else 0 if ttl is None else 1
+
+    @property
+    def disk(self) -> bool:
+        """Whether what is computed may be kept on disk."""
+        return self.prompt_cache_retention != "in_memory"
 
     def common_sampling(self) -> dict[str, Any]:
         """Settings of `SamplingParams`; the default temperature is that of the interface, 1."""
@@ -60,6 +75,7 @@ class Common(Schema):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
+            "ignore_eos": self.ignore_eos,
         }
 
 
