@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.models.load import load_model
+from octavo.server.infill.prompt import FimPrompts, Gap
+from octavo.server.infill.tokens import find_fim_tokens
+
 from .conftest import Served, metrics, served
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+from typing_session import run, session
 
 FILE = "".join(f"def function_{number}(value):\n    return value + {number}\n\n" for number in range(24))
 VIM_FIELDS = [
@@ -112,6 +121,27 @@ def test_a_session_of_llama_vim_is_served_and_typing_costs_what_was_typed(coder:
         assert http.post("/infill", json=vim_warm(extra)).json() == {}
         first = http.post("/infill", json=vim(head, tail, line, extra)).json()
         assert first["tokens_cached"] >= 32  # what the warm request has read
+
+
+def test_the_typing_session_computes_what_no_earlier_request_had(coder: Served, tiny: str) -> None:
+    loaded = load_model(tiny, dtype="fp32")
+    tokens = find_fim_tokens(loaded.tokenizer, ("<|im_start|>", "<|im_end|>", "<pad>"))
+    assert tokens is not None
+    fim = FimPrompts(loaded.tokenizer, tokens)
+    keystrokes = list(session(FILE, num_tokens=2))[:180]
+    ids = [
+        fim.infill(
+            Gap(*(one.body[name] for name in ("input_prefix", "input_suffix", "prompt"))),
+            room=4000,
+            namespace="",
+        )
+        for one in keystrokes
+    ]
+    with coder.http() as http:
+        figures = run(http, keystrokes, ids)
+    assert figures["cold_tokens"] > 1000
+    assert figures["within_32"] >= 0.95
+    assert figures["computed_p50"] <= 2
 
 
 def test_a_session_of_llama_vscode_is_served(coder: Served) -> None:
