@@ -15,6 +15,7 @@ from octavo.config import EngineConfig, SamplingParams
 from octavo.errors import OctavoError, UserError
 
 if TYPE_CHECKING:
+    from octavo.engine.journal import RequestRecord
     from octavo.engine.messages import Delta, MemoryReport, Progress, Reply, Usage, Why
     from octavo.models.loaded import LoadedModel
     from octavo.sessions.conversation import Conversation
@@ -31,6 +32,7 @@ _LAZY = {
     "MemoryReport": "octavo.engine.messages",
     "Progress": "octavo.engine.messages",
     "Reply": "octavo.engine.messages",
+    "RequestRecord": "octavo.engine.journal",
     "Usage": "octavo.engine.messages",
     "Why": "octavo.engine.messages",
 }
@@ -45,6 +47,7 @@ __all__ = [
     "OctavoError",
     "Progress",
     "Reply",
+    "RequestRecord",
     "SamplingParams",
     "Usage",
     "UserError",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli import render
+from octavo.cli import render, why
 from octavo.cli.answer import give_answer
 from octavo.cli.render import count, size
 from octavo.cli.terminal import Terminal
@@ -97,6 +97,15 @@ def _memory(chat: Chat, _: str) -> None:
     chat.terminal.say("\n".join(render.memory_lines(chat.engine.memory())))
 
 
+def _why(chat: Chat, argument: str) -> None:
+    number = _number(argument or "1", "/why takes a number of answers, such as /why 3")
+    records = chat.engine.recent(max(number, 1))
+    if not records:
+        chat.terminal.say("No answer has been given yet.")
+    for record in records:
+        chat.terminal.say("\n".join(why.lines(record.as_dict())))
+
+
 def _clear(chat: Chat, _: str) -> None:
     given_back = chat.engine.clear()
     held = chat.engine.memory().kv_allocated_bytes
@@ -168,6 +177,7 @@ class _Command:
 _COMMANDS = {
     "help": _Command(_help, "", "this list"),
     "memory": _Command(_memory, "", "memory of the weights and of the KV cache"),
+    "why": _Command(_why, "[N]", "what the last answer reused, and why not more; or the last N"),
     "clear": _Command(_clear, "", "give the KV cache back; model and conversation stay"),
     "fork": _Command(_fork, "", "go on in a second branch from here"),
     "branch": _Command(_branch, "[N]", "list the branches, or go to branch N"),

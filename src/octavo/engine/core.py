@@ -15,6 +15,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.engine.cache import EngineCache
 from octavo.engine.detokenizer import Detokenizer
+from octavo.engine.journal import Journal
 from octavo.engine.messages import Delta, Event, Failure, FinishReason, MemoryReport, Progress, Request
 from octavo.engine.onlooker import Onlooker
 from octavo.engine.sampler import Sample, TokenSampler, draw_seed, logprob_of
@@ -80,6 +81,7 @@ class EngineCore:
         self._sequences: dict[str, list[Sequence]] = {}
         if prepared.probe is not None:
             self._cache.check_probe(prepared.probe, prepared.model.config.model_type)
+        self.journal = Journal(loaded.name, self._cache.manager, loaded.tokenizer.decode)
         self._exactness = check_exactness(prepared, max_rows=config.max_step_tokens, progress=progress)
         if not self._exactness.exact:
             _log.warning("%s", self._exactness.reason)
@@ -105,6 +107,7 @@ class EngineCore:
 
     def rest(self) -> None:
         """There is nothing to compute: what was computed is saved."""
+        self.journal.settle()
         self._cache.tiers.save_some(num_computed=None)
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -208,7 +211,8 @@ class EngineCore:
         return self._cache.clear()
 
     def forget(self, cache_namespace: str, *, on_disk: bool) -> int:
-        """See `EngineCache.forget`."""
+        """See `EngineCache.forget`; the journal forgets the tenant too."""
+        self.journal.forget(cache_namespace)
         self.onlooker.lineages.forget(self._cache.namespace(cache_namespace))
         return self._cache.forget(cache_namespace, on_disk=on_disk)
 
@@ -337,7 +341,10 @@ class EngineCore:
             complaint = self._cache.tiers.tier.take_complaint()
             if complaint is not None:
                 state.notes.append(complaint)
-            reply = state.reply(self.memory(), self._exactness.notes, exact=self._exactness.exact)
+            reply = state.reply(
+                self.memory(), self.journal.why(state), self._exactness.notes, exact=self._exactness.exact
+            )
+            self.journal.note(state, reply)
             if state.lineage is not None:
                 self.onlooker.lineages.end(state.lineage, reply)
         return [

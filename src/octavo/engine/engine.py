@@ -21,6 +21,7 @@ import torch
 
 from octavo.config import EngineConfig, Retention, SamplingParams, parse_bytes, refuse_unknown
 from octavo.engine.core import EngineCore
+from octavo.engine.journal import RequestRecord
 from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
 from octavo.engine.snapshot import Snapshot, make_snapshot
 from octavo.errors import EngineStopped, InvalidRequest
@@ -219,6 +220,14 @@ class TokenEngine:
     def memory(self) -> MemoryReport:
         """Bytes of weights and cache, apart."""
         return self._ask(self._core.memory)
+
+    def recent(self, limit: int | None = None, *, tenant: str | None = None) -> list[RequestRecord]:
+        """The last requests that have finished (256 at most), the latest first.
+
+        Without `tenant`, a `cache_namespace`, those of all, with what only who runs the engine may know: that
+        somebody else has computed the same prompt.
+        """
+        return self._ask(lambda: self._core.journal.recent(limit, tenant))
 
     def clear(self) -> int:
         """Forgets everything reusable; the model stays loaded. Returns the bytes given back to the system."""

@@ -17,8 +17,12 @@ WhyCause = Literal[
     "new",  # nothing like it was computed before
     "below_one_block",  # the shared part ends inside a block whose raw tail is gone
     "changed_token",  # an earlier sequence shares the beginning, then differs
+    "dropped_text",  # an earlier sequence has more at this place, and then goes on alike
     "evicted",  # it was there and left memory
+    "expired",  # it was there for as long as it was to be kept (ttl_s)
     "cleared",  # the cache was cleared since
+    "other_settings",  # it is kept for another model, or for other settings or versions
+    "other_tenant",  # it was computed for somebody else; told by `Engine.recent` only, never to a tenant
     "no_cache",  # the cache is switched off
     "preempted",  # computed, given up under pressure, computed again
     "context_dropped",  # whole turns were dropped to fit the window
@@ -55,17 +59,35 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a prompt differs from the most similar earlier one of its tenant, as text.
+
+    `position` is that of the first token that differs, `before` the end of what both have up to there, and
+    `earlier` and `now` what each has from there on, some words of it.
+    """
+
+    position: int
+    before: str
+    earlier: str
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
 class Why:
     """Why less than every earlier token was reused.
 
     `position` is the first prompt token that had to be computed again although it, or a token in its
     place, had been computed before; `num_recomputed_tokens` counts those that were known and computed again.
+    `cost_s` is how long computing what could have been reused took, its share of the time in which the prompt was
+    read; for a changed or dropped token that is everything behind it too.
     """
 
     cause: WhyCause
     position: int
     num_recomputed_tokens: int
     message: str
+    cost_s: float = 0.0
+    difference: Difference | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from octavo.engine.runner import Chunk
 from octavo.engine.sequence import Sequence
 from octavo.engine.tiers import Tiers
-from octavo.engine.why import tell_why
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.table import PrefixMatch
 from octavo.spec import BLOCK_SIZE
@@ -135,7 +134,7 @@ class Scheduler:
         match = self._manager.match_prefix(ids, namespace=state.namespace)
         if state.started_s is None:
             state.num_cached_tokens = match.num_tokens
-            state.why = tell_why(self._manager.explain(match, ids) if looks else None, caches)
+            state.miss = self._manager.explain(match, ids) if looks else None
         sequence.table = self._manager.start(match, ids, publish=caches and not state.request.ephemeral)
         if looks:
             self._tiers.begin(sequence, self._loaded)
@@ -154,7 +153,7 @@ class Scheduler:
                 num_rows,
             )
             if table.publishes:
-                state.why = tell_why(self._manager.explain(match, sequence.token_ids), True)
+                state.miss = self._manager.explain(match, sequence.token_ids)
 
     def _preempt(self, needy: Sequence, scheduled: set[Sequence]) -> bool:
         """Takes the place of the youngest running sequence; False when that helps nobody."""

@@ -20,12 +20,18 @@ from octavo.engine.messages import (
     Why,
 )
 from octavo.engine.sampler import Sample, TokenSampler
+from octavo.kv.explain import Miss
+from octavo.kv.storage.tier import Elsewhere
 from octavo.kv.table import BlockTable
 
 
 @dataclass(eq=False, slots=True)
 class RequestState:
-    """What the sequences of one request share."""
+    """What the sequences of one request share.
+
+    `miss` says why less than the whole prompt was reused. Of what was missing, a lower tier has the beginning
+    `elsewhere`, and `num_expired_tokens` that are not served any more.
+    """
 
     request: Request
     namespace: bytes
@@ -36,7 +42,9 @@ class RequestState:
     num_cached_tokens: int = 0
     num_loaded_tokens: int = 0
     num_computed_tokens: int = 0
-    why: Why | None = None
+    miss: Miss | None = None
+    elsewhere: Elsewhere | None = None
+    num_expired_tokens: int = 0
     lineage: Lineage | None = None
     notes: list[str] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
@@ -85,7 +93,7 @@ class RequestState:
             decode_tokens_per_s=decoded / (now - first) if decoded and now > first else 0.0,
         )
 
-    def reply(self, memory: MemoryReport, notes: SequenceOf[str], *, exact: bool) -> Reply:
+    def reply(self, memory: MemoryReport, why: Why | None, notes: SequenceOf[str], *, exact: bool) -> Reply:
         """What the finished request answers; `notes` come before its own."""
         return Reply(
             request_id=self.request.request_id,
@@ -94,7 +102,7 @@ class RequestState:
             timings=self.timings(),
             memory=memory,
             seed=self.seed,
-            why=self.why,
+            why=why,
             notes=tuple(dict.fromkeys((*notes, *self.notes))),
             exact=exact,
             conversation=None if self.lineage is None else self.lineage.name,

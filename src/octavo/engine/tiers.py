@@ -233,6 +233,8 @@ class Tiers:
 
     def _end(self, sequence: Sequence, waiting: _Waiting) -> None:
         self.cancel(sequence)
+        sequence.state.elsewhere = waiting.load.elsewhere
+        sequence.state.num_expired_tokens = waiting.load.num_expired_tokens
         waiting.done(sequence)
 
     def _take(self, table: BlockTable, name: Name, payload: Payload, sequence: Sequence) -> bool:

@@ -13,10 +13,18 @@ from octavo.kv.table import PrefixMatch
 from octavo.kv.tails import RawTails, Tail
 from octavo.spec import BLOCK_SIZE
 
-MissCause = Literal["new", "below_one_block", "changed_token", "evicted", "cleared"]
+MissCause = Literal[
+    "new", "below_one_block", "changed_token", "dropped_text", "evicted", "expired", "cleared"
+]
 
 MAX_DEPARTED = 65_536
 """Hashes that are remembered of what has left, the newest ones; about 10 MB."""
+
+_MAX_EARLIER = 4096
+"""Tokens of an earlier sequence that are looked at behind the place where it differs."""
+
+_MIN_RESUMED, _RESUMED = 4, 8
+"""A prompt goes on where an earlier one did if so many tokens agree: fewer where it has no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +32,16 @@ class Miss:
     """Why a prompt's reuse ended at `position`, its first token that has to be computed.
 
     `num_known_tokens`, from that position on, had been computed before and are not reusable now. The
-    causes are those of `WhyCause`; with "changed_token", `position + num_known_tokens` is the position of
-    the first token that differs from the most similar sequence.
+    causes are those of `WhyCause`; with "changed_token" and "dropped_text", `position + num_known_tokens` is the
+    position of the first token that differs from the most similar sequence, which went on with `earlier`, and
+    `num_dropped_tokens` of these are left out by the prompt, which then goes on alike.
     """
 
     cause: MissCause
     position: int
     num_known_tokens: int
+    earlier: tuple[int, ...] = ()
+    num_dropped_tokens: int = 0
 
 
 class Departed:
@@ -89,17 +100,55 @@ def explain(
     parent = match.block_ids[-1] if match.block_ids else match.namespace
 
     wanted = token_ids[start : min(start + BLOCK_SIZE, reusable)]
-    here = [index[block_id].token_ids for block_id in index.children(parent)]
-    here += [tails[slot].token_ids for slot in tails.continuing(parent)]
-    num_shared, num_there = max(((common_prefix(ids, wanted), len(ids)) for ids in here), default=(0, 0))
+    most_similar: tuple[int, ...] = ()
+    follower: int | None = None
+    num_shared = 0
+    for block_id in index.children(parent):
+        ids = index[block_id].token_ids
+        if (length := common_prefix(ids, wanted)) > num_shared or not most_similar:
+            num_shared, most_similar, follower = length, ids, block_id
+    for slot in tails.continuing(parent):
+        ids = tails[slot].token_ids
+        if (length := common_prefix(ids, wanted)) > num_shared or not most_similar:
+            num_shared, most_similar, follower = length, ids, None
     num_gone, cause = departed.follow(match.namespace, index.chain_hash(parent), token_ids[start:])
 
     known = min(start + max(num_shared, num_gone), reusable)
-    if cause is None or num_gone < num_shared or known == match.num_tokens:
-        if num_shared == len(wanted):
-            cause = "below_one_block"
-        elif num_there > num_shared and known > 0:
-            cause = "changed_token"
-        else:
-            cause = "new"
-    return Miss(cause, match.num_tokens, known - match.num_tokens)
+    if cause is not None and num_gone >= num_shared and known > match.num_tokens:
+        return Miss(cause, match.num_tokens, known - match.num_tokens)
+    if num_shared == len(wanted):
+        return Miss("below_one_block", match.num_tokens, known - match.num_tokens)
+    if len(most_similar) <= num_shared or known == 0:
+        return Miss("new", match.num_tokens, known - match.num_tokens)
+    earlier = (most_similar + _behind(follower, index, tails))[num_shared : num_shared + _MAX_EARLIER]
+    num_dropped = _num_dropped(earlier, token_ids[known:])
+    return Miss(
+        "dropped_text" if num_dropped else "changed_token",
+        match.num_tokens,
+        known - match.num_tokens,
+        earlier,
+        num_dropped,
+    )
+
+
+def _behind(block_id: int | None, index: PrefixIndex, tails: RawTails) -> tuple[int, ...]:
+    """How a sequence went on behind a block; where several did, one of them."""
+    ids: list[int] = []
+    while block_id is not None and len(ids) < _MAX_EARLIER:
+        parent, block_id = block_id, next(iter(index.children(block_id)), None)
+        slots = tails.continuing(parent)
+        if block_id is not None:
+            ids += index[block_id].token_ids
+        elif slots:
+            ids += max((tails[slot] for slot in slots), key=lambda tail: len(tail.token_ids)).token_ids
+    return tuple(ids)
+
+
+def _num_dropped(earlier: Sequence[int], rest: Sequence[int]) -> int:
+    """How many tokens of `earlier` are left out where `rest` goes on as it did behind them; 0 if it does not."""
+    resumed = tuple(rest[:_RESUMED])
+    if len(resumed) >= _MIN_RESUMED:
+        for start in range(1, len(earlier) - len(resumed) + 1):
+            if earlier[start] == resumed[0] and tuple(earlier[start : start + len(resumed)]) == resumed:
+                return start
+    return 0

@@ -430,8 +430,9 @@ class KVCacheManager:
         self._demote(block_id)
         for slot in self._slots.tails.continuing(block_id):
             self._slots.drop_tail(slot)  # no match could lead to it any more
-        block = self._index[block_id]
-        self._departed.add_block(block.block_hash, "evicted")
+        policy, block = self._blocks.reusable, self._index[block_id]
+        expired = isinstance(policy, ByValue) and policy.last_had_expired
+        self._departed.add_block(block.block_hash, "expired" if expired else "evicted")
         self.num_evicted[block.namespace] += 1
 
     def _on_drop_tail(self, tail: Tail) -> None:

@@ -140,6 +140,8 @@ class ByValue:
         )  # lives of evicted blocks, which may come back
         self._priorities: dict[int, int] = {}
         self._expiries: dict[int, float] = {}
+        self.last_had_expired = False
+        """Whether the block that `pop` gave last was worth nothing any more."""
 
     def touch(self, id_: int) -> None:
         now = self._clock()
@@ -173,6 +175,7 @@ class ByValue:
         if best is None:
             raise KeyError("no block may be evicted")
         _, victim = heapq.heappop(self._queues[best[1]])
+        self.last_had_expired = self._expiries.get(victim, now + 1) <= now
         self._leave(victim)
         return victim
 

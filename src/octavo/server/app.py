@@ -26,6 +26,7 @@ from octavo.server.openai.responses import Responses
 from octavo.server.openai.responses_routes import responses_routes
 from octavo.server.openai.routes import REFUSALS, openai_routes
 from octavo.server.problems import Problem, error_body, problem_of
+from octavo.server.recent import recent_routes
 from octavo.server.schema import Schema
 from octavo.server.settings import ServerSettings
 from octavo.server.tenants import Keys
@@ -58,6 +59,7 @@ def create_app(models: Models, settings: ServerSettings, keys: Keys) -> ASGIApp:
     app.include_router(responses_routes(responses))
     app.include_router(infill_routes(models))
     app.include_router(kept_routes(models, responses))
+    app.include_router(recent_routes(models))
 
     @app.get("/health", summary="Whether the process is alive", tags=["operation"], responses=REFUSALS)
     async def health() -> Health:

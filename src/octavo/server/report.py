@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from octavo.engine.messages import Reply
@@ -12,20 +13,12 @@ from octavo.server.schema import OctavoOptions
 
 def octavo_report(reply: Reply, prompt: Prompt | None) -> dict[str, Any]:
     """What was reused, and why not more; `OctavoReport` as JSON values."""
-    why = reply.why
     return {
         "history": None if prompt is None else prompt.history,
         "num_history_tokens": 0 if prompt is None else prompt.num_exact_tokens,
         "cached_tokens": reply.usage.cached_tokens,
         "computed_tokens": reply.usage.computed_tokens,
-        "why": None
-        if why is None
-        else {
-            "cause": why.cause,
-            "position": why.position,
-            "num_recomputed_tokens": why.num_recomputed_tokens,
-            "message": why.message,
-        },
+        "why": None if reply.why is None else asdict(reply.why),
         "ttft_s": reply.timings.ttft_s,
         "queue_s": reply.timings.queue_s,
         "total_s": reply.timings.total_s,

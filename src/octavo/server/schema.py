@@ -27,6 +27,15 @@ class OctavoOptions(Schema):
     exact_history: bool = True
 
 
+class DifferenceReport(Schema):
+    """The text around the first token in which a prompt differs from the most similar earlier one of the same key."""
+
+    position: int
+    before: str
+    earlier: str
+    now: str
+
+
 class WhyReport(Schema):
     """Why less than everything known was reused; see `Why` in octavo.engine.messages."""
 
@@ -34,6 +43,8 @@ class WhyReport(Schema):
     position: int
     num_recomputed_tokens: int
     message: str
+    cost_s: float
+    difference: DifferenceReport | None
 
 
 class OctavoReport(Schema):

@@ -105,6 +105,12 @@ def test_tenants_reuse_nothing_of_each_other(locked: Served, keys: dict[str, str
     # Each has what the server was told to read for it beforehand, which begins with the same few tokens.
     assert cached["bob"][0] == cached["ada"][0] < 10
     assert cached["ada"][1] == reply.usage.prompt_tokens - 1
+    with locked.http() as http:
+        for name, numbers in (("ada", cached["ada"][::-1]), ("bob", cached["bob"])):
+            told = http.get("/v1/octavo/requests", headers={"x-api-key": keys[name]})
+            records = told.json()["data"][: len(numbers)]
+            assert [record["memory_tokens"] + record["disk_tokens"] for record in records] == numbers
+            assert "other_tenant" not in told.text
     said = [{"role": "user", "content": "Only Ada says this."}]
     with locked.openai(api_key=keys["ada"]) as client:
         answer = client.chat.completions.create(**{**BODY, "messages": said}).choices[0].message

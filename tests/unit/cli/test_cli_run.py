@@ -119,6 +119,8 @@ def test_json_is_one_line_with_exactly_these_fields(program: Any) -> None:
         "position": 3,
         "num_recomputed_tokens": 4,
         "message": "Left memory.",
+        "cost_s": 0.0,
+        "difference": None,
     }
     assert (reply["seed"], reply["notes"], reply["exact"]) == (7, ["A note."], True)
 

@@ -18,6 +18,7 @@ from octavo.kv.hashing import Name, namespace_key
 from octavo.kv.storage.documents import Documents
 from octavo.kv.storage.file import PAGE_BYTES, StoreFile
 from octavo.kv.storage.records import (
+    Age,
     Document,
     Record,
     Space,
@@ -172,6 +173,12 @@ class DiskStore:
             self._doubt(id_)
             return None
         return None if expires_s is not None and expires_s <= time.time() else data
+
+    def age_of(self, hash_: bytes) -> Age:
+        row = self._file.reader.execute("SELECT expires_s FROM records WHERE hash = ?", (hash_,)).fetchone()
+        if row is None:
+            return "absent"
+        return "expired" if isinstance(row[0], float) and row[0] <= time.time() else "served"
 
     def _doubt(self, id_: int) -> None:
         """Remove a record when next something is written."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from octavo.kv.hashing import Name
-from octavo.kv.storage.records import Document, Record, Space
+from octavo.kv.storage.records import Age, Document, Record, Space
 
 
 class MemoryStore:
@@ -15,7 +15,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.num_doubtful = 0
         self.records: dict[bytes, Record] = {}
-        self.spaces: dict[bytes, Space] = {}
+        self._spaces: dict[bytes, Space] = {}
         self._documents: dict[tuple[str, str, bytes], Document] = {}
 
     @property
@@ -23,7 +23,10 @@ class MemoryStore:
         return sum(len(record.payload) for record in self.records.values())
 
     def introduce(self, space: Space) -> None:
-        self.spaces[space.namespace] = space
+        self._spaces[space.namespace] = space
+
+    def spaces(self) -> list[Space]:
+        return list(self._spaces.values())
 
     def put(self, records: Sequence[Record], mark: object = None) -> int:  # noqa: ARG002
         before = len(self.records)
@@ -34,8 +37,14 @@ class MemoryStore:
 
     def get(self, name: Name) -> bytes | None:
         record = self.records.get(name.hash)
-        expired = record is not None and record.expires_s is not None and record.expires_s <= time.time()
+        expired = self.age_of(name.hash) == "expired"
         return None if record is None or record.name != name or expired else bytes(record.payload)
+
+    def age_of(self, hash_: bytes) -> Age:
+        record = self.records.get(hash_)
+        if record is None:
+            return "absent"
+        return "expired" if record.expires_s is not None and record.expires_s <= time.time() else "served"
 
     def tails(self, namespace: bytes, parent: bytes) -> list[tuple[int, ...]]:
         names = (record.name for record in self.records.values())
@@ -57,7 +66,7 @@ class MemoryStore:
         gone = [
             hash_
             for hash_, record in self.records.items()
-            if fields.items() <= self.spaces[record.name.namespace].fields.items()
+            if fields.items() <= self._spaces[record.name.namespace].fields.items()
         ]
         for hash_ in gone:
             del self.records[hash_]

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -76,10 +76,13 @@ class Document:
     used_s: float = 0.0
 
 
+Age = Literal["served", "expired", "absent"]
+
+
 class Store(Protocol):
     """Keyed bytes. Everything it gives out was checked; what does not agree is a miss and is removed.
 
-    What changes it is called from one thread, `get` and `tails` from one other, and documents are read from any.
+    What changes it is called from one thread, `get` to `tails` from one other, and documents are read from any.
     Any method may raise OSError or sqlite3.Error: the store cannot be used then.
     """
 
@@ -102,6 +105,12 @@ class Store(Protocol):
 
     def get(self, name: Name) -> bytes | None:
         """The payload of exactly this record."""
+
+    def age_of(self, hash_: bytes) -> Age:
+        """Whether a record of this hash is served, has expired, or is not here."""
+
+    def spaces(self) -> list[Space]:
+        """What the namespaces are."""
 
     def tails(self, namespace: bytes, parent: bytes) -> list[tuple[int, ...]]:
         """The token ids of the tails that continue `parent`."""

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from octavo.kv.hashing import BlockHash, Name, block_hash
+from octavo.kv.hashing import ROOT_HASH, BlockHash, Name, block_hash
 from octavo.kv.prefix import common_prefix
 from octavo.kv.storage.records import Document, Payload, Record, Space, Store
-from octavo.kv.storage.tier import Load, TierReport, complain_of, told
+from octavo.kv.storage.tier import Elsewhere, Load, TierReport, complain_of, told
 from octavo.spec import BLOCK_SIZE
 
 _log = logging.getLogger(__name__)
@@ -31,6 +31,9 @@ QUEUE_BYTES = 16 << 20
 
 BATCH_BYTES = 4 << 20
 _TRIM_EVERY_BYTES = 64 << 20
+_MAX_SPACES = 64
+"""Namespaces that are looked through for a prompt that is new."""
+
 _FAILURES = (OSError, sqlite3.Error, MemoryError)
 
 
@@ -76,6 +79,7 @@ class StoreTier:
         self._cleared_mark = cleared_mark
         self._mark = cleared_mark()
         self._hash = hash_function
+        self._introduced: dict[bytes, Space] = {}
         self._reason = ""
         self._complaint = notice
         self._queued_bytes = 0
@@ -94,6 +98,7 @@ class StoreTier:
     # Called by the engine
 
     def introduce(self, space: Space) -> None:
+        self._introduced[space.namespace] = space
         self._jobs.put(lambda: self._store.introduce(space))
 
     def put(self, record: Record) -> bool:
@@ -289,6 +294,8 @@ class StoreTier:
                 self._hand_over(load, batch, last=False)
                 batch.clear()
                 size = 0
+        if not load.cancelled and start + BLOCK_SIZE <= reusable:
+            self._explain(load, parent, start)
         wanted = tuple(load.token_ids[start : min(start + BLOCK_SIZE - 1, reusable)])
         if wanted and not load.cancelled:
             length, ids = max(
@@ -303,6 +310,27 @@ class StoreTier:
                     used.append(name.hash)
         self._num_loaded += len(used)
         self.touch(used[::-1])
+
+    def _explain(self, load: Load, parent: bytes, start: int) -> None:
+        """Say why the blocks from `start` on were not here."""
+        for begin in range(start, len(load.token_ids) - BLOCK_SIZE, BLOCK_SIZE):
+            parent = self._hash(load.namespace, parent, load.token_ids[begin : begin + BLOCK_SIZE])
+            if self._store.age_of(parent) != "expired":
+                break
+            load.num_expired_tokens += BLOCK_SIZE
+        own = self._introduced.get(load.namespace)
+        if start or load.parent != ROOT_HASH or load.num_expired_tokens or own is None:
+            return
+        for space in self._store.spaces()[-_MAX_SPACES:]:
+            fields = {
+                name: (theirs, own.fields.get(name, ""))
+                for name, theirs in space.fields.items()
+                if theirs != own.fields.get(name, "")
+            }
+            if fields and "tenant" not in fields:
+                hash_ = self._hash(space.namespace, ROOT_HASH, load.token_ids[:BLOCK_SIZE])
+                if self._store.age_of(hash_) == "served":
+                    load.elsewhere = Elsewhere(space.model, fields)
 
     def _hand_over(self, load: Load, batch: list[tuple[Name, Payload]], *, last: bool) -> None:
         if not load.cancelled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,6 +35,17 @@ class TierReport:
     num_doubtful: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Another namespace of the same tenant that has a prompt's first block.
+
+    `model` is its model's name, and `fields` those in which it differs: its value, and that of the one asked for.
+    """
+
+    model: str
+    fields: Mapping[str, tuple[str | int, str | int]]
+
+
 @dataclass(eq=False, slots=True)
 class Load:
     """What a prompt wants from the tier: as many blocks as there are after `parent`, then a tail.
@@ -43,6 +54,7 @@ class Load:
         deliver: called on the reader's thread with each batch of (record's name, payload), and whether it is the
             last one; the batches of a load come in order.
         cancelled: set by whoever does not want more.
+        elsewhere, num_expired_tokens: why less came than was wanted; known when the last batch comes.
     """
 
     namespace: bytes
@@ -50,6 +62,8 @@ class Load:
     token_ids: Sequence[int]
     deliver: Callable[[Load, list[tuple[Name, Payload]], bool], None]
     cancelled: bool = False
+    elsewhere: Elsewhere | None = None
+    num_expired_tokens: int = 0
     started_s: float = field(default_factory=time.perf_counter)
 
 
