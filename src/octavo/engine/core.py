@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from octavo.config import EngineConfig
+from octavo.engine.admission import check_request
 from octavo.engine.cache import EngineCache
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.journal import Journal
 from octavo.engine.messages import Delta, Event, Failure, FinishReason, MemoryReport, Progress, Request
 from octavo.engine.onlooker import Onlooker
-from octavo.engine.sampler import Sample, TokenSampler, draw_seed, logprob_of
+from octavo.engine.sampler import Sample, TokenSampler, draw_seed
 from octavo.engine.scheduler import Scheduled, Scheduler
 from octavo.engine.sequence import RequestState, Sequence
-from octavo.errors import EngineError, InvalidRequest, OctavoError, RequestTooLarge
+from octavo.engine.step import run_step
+from octavo.errors import EngineError, InvalidRequest, RequestTooLarge
 from octavo.kv.storage.tier import Tier
 from octavo.models.check import check_exactness
 from octavo.models.loaded import LoadedModel
@@ -131,7 +130,9 @@ class EngineCore:
         Raises:
             InvalidRequest: it can never be answered; the message says why. Nothing was computed.
         """
-        self._check(request)
+        if request.request_id in self._sequences:
+            raise InvalidRequest(f"There is already a request {request.request_id!r}.")
+        check_request(request, vocab_size=self.vocab_size, max_running=self._config.max_running)
         namespace = self._cache.admit(request)
         seed = draw_seed() if request.params.seed is None else request.params.seed
         state = RequestState(request, namespace, seed)
@@ -140,7 +141,7 @@ class EngineCore:
             state.lineage = lineages.begin(namespace, request.cache_namespace, request.token_ids)
         sequence = self._sequence(state, 0)
         self._sequences[request.request_id] = [sequence]
-        self._scheduler.waiting.append(sequence)
+        self._scheduler.add(sequence)
 
     def abort(self, request_id: str) -> list[Event]:
         """Ends a request now; what it computed stays reusable. Unknown and finished requests are ignored."""
@@ -162,44 +163,26 @@ class EngineCore:
             self._only_waits = self._cache.tiers.patience_s is not None
             return [] if self._only_waits else self._stuck()
         try:
-            rows = self._run(scheduled)
-        except Exception as error:  # a step is all or nothing: its sequences fail, the others go on
-            requests = {item.sequence.state.request.request_id for item in scheduled}
-            return [event for request_id in requests for event in self._fail(request_id, error)]
+            rows = run_step(self._cache.runner, scheduled)
+        except Exception as error:
+            return self._failed(scheduled, error)
         events: list[Event] = []
         for item, row in zip(scheduled, rows, strict=True):
             events += self._advance(item, row)
+        seconds = time.perf_counter() - started_s
         num_computed = sum(len(item.chunk.token_ids) for item in scheduled)
-        self._cache.tiers.computed(num_computed, time.perf_counter() - started_s)
+        self._scheduler.computed(scheduled, seconds)
+        self._cache.tiers.computed(num_computed, seconds)
         self._cache.tiers.save_some(num_computed=num_computed)
         return events
 
-    def _run(self, scheduled: SequenceOf[Scheduled]) -> list[torch.Tensor | None]:
-        """Computes the chunks; logits of the last row of those that complete their sequence."""
-        chunks = [item.chunk for item in scheduled]
-        counts = [len(chunk.token_ids) for chunk in chunks]
-        completes = [
-            count == item.sequence.num_remaining_tokens for count, item in zip(counts, scheduled, strict=True)
-        ]
-        if all(item.sequence.state.request.prompt_logprobs is None for item in scheduled):
-            ends = itertools.accumulate(counts)
-            wanted = [end - 1 for end, complete in zip(ends, completes, strict=True) if complete]
-            rows = iter(self._cache.runner.run(chunks, torch.tensor(wanted, dtype=torch.int64)))
-            return [next(rows) if complete else None for complete in completes]
-        parts = torch.split(self._cache.runner.run(chunks, torch.arange(sum(counts))), counts)
-        for item, part in zip(scheduled, parts, strict=True):
-            self._score(item, part.numpy())
-        return [part[-1] if complete else None for part, complete in zip(parts, completes, strict=True)]
-
-    def _score(self, item: Scheduled, rows: npt.NDArray[np.float32]) -> None:
-        """Notes what the model thought of the prompt's tokens, from the logits of all rows of a chunk."""
-        state = item.sequence.state
-        count = state.request.prompt_logprobs
-        if count is None:
-            return
-        for position, row in enumerate(rows, item.chunk.table.num_tokens + 1):
-            if position < state.num_prompt_tokens:
-                state.prompt_logprobs[position] = logprob_of(row, state.request.token_ids[position], count)
+    def _failed(self, scheduled: SequenceOf[Scheduled], error: Exception) -> list[Event]:
+        """A step is all or nothing. Of several sequences each is tried alone, so that the guilty one fails alone."""
+        if len(scheduled) == 1:
+            return self._fail(scheduled[0].sequence.state.request.request_id, error)
+        _log.warning("A step of %d answers failed and they are tried one by one: %r", len(scheduled), error)
+        self._scheduler.suspect(scheduled)
+        return []
 
     def memory(self) -> MemoryReport:
         """What is held now, weights apart from the cache."""
@@ -227,21 +210,6 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raises when the cache's bookkeeping contradicts itself."""
         self._cache.manager.check_integrity()
-
-    def _check(self, request: Request) -> None:
-        if request.request_id in self._sequences:
-            raise InvalidRequest(f"There is already a request {request.request_id!r}.")
-        if not request.token_ids:
-            raise InvalidRequest("The prompt is empty: it needs at least one token.")
-        bad = [token for token in request.token_ids if not 0 <= token < self.vocab_size]
-        if bad:
-            raise InvalidRequest(
-                f"The prompt has token id {bad[0]}; this model has ids 0 to {self.vocab_size - 1}."
-            )
-        if request.params.n > self._config.max_running:
-            raise InvalidRequest(
-                f"n is {request.params.n} and at most {self._config.max_running} answers run at once (max_running)."
-            )
 
     def _sequence(self, state: RequestState, index: int) -> Sequence:
         params = state.request.params
@@ -275,6 +243,7 @@ class EngineCore:
             if state.first_token_s is None:
                 return [Progress(state.request.request_id, table.num_tokens, state.num_prompt_tokens)]
             return []
+        self._scheduler.clear_suspicion(sequence)
         if caches and table.num_tokens == state.num_prompt_tokens:
             self._cache.manager.keep_tail(table)
         sequences = [sequence, *(self._fork(sequence) if sequence.awaits_forks else ())]
@@ -283,10 +252,9 @@ class EngineCore:
         events: list[Event] = []
         for answer in sequences:
             try:
-                sample = answer.sampler.sample(logits, len(answer.token_ids))
-            except OctavoError as error:
+                events += self._append(answer, answer.sampler.sample(logits, len(answer.token_ids)))
+            except Exception as error:  # of this request alone: its grammar, its text, its numbers
                 return events + self._fail(state.request.request_id, error)
-            events += self._append(answer, sample)
             if not caches and answer.finish_reason is None:
                 self._scheduler.forget_blocks(answer)
         return events
@@ -299,7 +267,7 @@ class EngineCore:
                 fork.table = self._cache.manager.fork(sequence.table)
             forks.append(fork)
         self._sequences[sequence.state.request.request_id] += forks
-        self._scheduler.running += forks
+        self._scheduler.add_forks(forks)
         return forks
 
     def _append(self, sequence: Sequence, sample: Sample) -> list[Event]:
@@ -385,7 +353,7 @@ class EngineCore:
         """Nothing runs and the next in line finds no room: pins have taken it since it was accepted."""
         if not self._scheduler.waiting:
             return []
-        sequence = self._scheduler.waiting[0]
+        sequence = next(iter(self._scheduler.waiting))
         try:
             self._cache.check_room(len(sequence.token_ids) - 1)
         except RequestTooLarge as error:

@@ -7,11 +7,9 @@ import itertools
 import logging
 import os
 import queue
-import threading
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -22,8 +20,10 @@ import torch
 from octavo.config import EngineConfig, Retention, SamplingParams, parse_bytes, refuse_unknown
 from octavo.engine.core import EngineCore
 from octavo.engine.journal import RequestRecord
+from octavo.engine.mailbox import Mailbox, Sink
 from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
 from octavo.engine.snapshot import Snapshot, make_snapshot
+from octavo.engine.thread import EngineThread
 from octavo.errors import EngineStopped, InvalidRequest
 from octavo.kernels.native import release_threads
 from octavo.kv.planner import default_budget_bytes
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Sink = Callable[[Event], None]
 T = TypeVar("T")
 
 
@@ -88,11 +87,11 @@ class TokenEngine:
         self.fingerprint = loaded.fingerprint
         self.notices = loaded.notices
         budget = config.kv_memory_bytes or default_budget_bytes(psutil.virtual_memory().available)
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = EngineThread()
         self.disk = tier = open_tier(disk if config.cache else 0, self._save_more)
         try:
             with computing_with(config.threads):
-                self._core = EngineCore(loaded, config, budget, tier, self._commands.put, progress)
+                self._core = EngineCore(loaded, config, budget, tier, self._thread.post, progress)
             release_threads()  # those of loading: from here on the engine's own thread computes
         except BaseException:
             tier.close(0.0)
@@ -102,11 +101,8 @@ class TokenEngine:
         self.vocab_size = self._core.vocab_size
         self._ids = itertools.count()
         self._sinks: dict[str, Sink] = {}
-        self._mailbox: _Mailbox | None = None
-        self._closed = False
-        self._died: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
-        self._thread.start()
+        self._mailbox: Mailbox | None = None
+        self._thread.start(self._core, config.threads, self._dispatch, self._tell_all)
 
     def __enter__(self) -> Self:
         return self
@@ -129,8 +125,8 @@ class TokenEngine:
     ) -> Iterator[Event]:
         """Generates, yielding `Delta`s (the last one has the `reply`) and `Progress` of a long prefill.
 
-        Besides sampling settings, keywords are `cache`, `cache_namespace`, `ephemeral`, `shown_specials` and
-        `prompt_logprobs` (see `Request`), and `grammar`, in llguidance's Lark, which the answer then follows.
+        Besides sampling settings, keywords are `cache`, `cache_namespace`, `ephemeral`, `shown_specials`, `urgency`
+        and `prompt_logprobs` (see `Request`), and `grammar`, in llguidance's Lark, which the answer then follows.
 
         Closing the iterator aborts the request.
 
@@ -142,7 +138,7 @@ class TokenEngine:
         request = self._request(prompt, params, sampling)
         accepted = self._submit(request, events.put)
         try:
-            self._wait(accepted)
+            self._thread.wait(accepted)
         except BaseException:
             self._forget(request.request_id)  # an interrupt may leave it accepted with nobody to hear it
             raise
@@ -160,13 +156,13 @@ class TokenEngine:
         loop = asyncio.get_running_loop()
         mailbox = self._mailbox
         if mailbox is None or mailbox.loop is not loop:
-            mailbox = self._mailbox = _Mailbox(loop)
+            mailbox = self._mailbox = Mailbox(loop)
         accepted = self._submit(request, partial(mailbox.put, events.put_nowait))
         try:
             while not accepted.done():
                 await asyncio.wait([asyncio.wrap_future(accepted)], timeout=1.0)
-                if not self._thread.is_alive() and not accepted.done():
-                    raise self._stopped()
+                if self._thread.is_over and not accepted.done():
+                    raise self._thread.stopped()
             accepted.result()
             while True:
                 event = await events.get()
@@ -189,7 +185,7 @@ class TokenEngine:
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream then yields a last delta with finish reason `abort`."""
-        self._commands.put(lambda: self._dispatch(self._core.abort(request_id)))
+        self._thread.post(lambda: self._dispatch(self._core.abort(request_id)))
 
     @property
     def num_sequences(self) -> tuple[int, int]:
@@ -251,8 +247,7 @@ class TokenEngine:
 
     def check(self) -> None:
         """Raises EngineStopped if the engine does not run any more."""
-        if self._closed or self._died is not None:
-            raise self._stopped()
+        self._thread.check()
 
     def check_integrity(self) -> None:
         """Raises when the cache's bookkeeping contradicts itself."""
@@ -260,11 +255,7 @@ class TokenEngine:
 
     def close(self) -> None:
         """Ends running requests and the engine's thread. Closing twice is fine."""
-        if not self._closed:
-            self._closed = True
-            self._commands.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.close()
 
     def _events(self, request_id: str, events: queue.SimpleQueue[Event]) -> Iterator[Event]:
         try:
@@ -280,7 +271,7 @@ class TokenEngine:
 
     def _forget(self, request_id: str) -> None:
         """Aborts the request if it still runs, and drops its events."""
-        if self._sinks.pop(request_id, None) is not None and not self._closed:
+        if self._sinks.pop(request_id, None) is not None and not self._thread.closed:
             self.abort(request_id)
 
     def _request(
@@ -293,6 +284,7 @@ class TokenEngine:
         grammar = sampling.pop("grammar", None)
         shown = tuple(sampling.pop("shown_specials", ()))
         prompt_logprobs = sampling.pop("prompt_logprobs", None)
+        urgency = int(sampling.pop("urgency", 0))
         if params is not None and sampling:
             raise InvalidRequest("Give either params or single sampling settings, not both.")
         if params is None:
@@ -311,79 +303,30 @@ class TokenEngine:
             constraint=None if grammar is None else self._grammars.compile(grammar),
             shown_specials=shown,
             prompt_logprobs=prompt_logprobs,
+            urgency=urgency,
         )
 
     def _submit(self, request: Request, sink: Sink) -> Future[None]:
         """Hands a request to the engine; the future tells whether it was accepted."""
         self._sinks[request.request_id] = sink
         try:
-            return self._call(lambda: self._core.add(request))
+            return self._thread.call(lambda: self._core.add(request))
         except EngineStopped:
             self._sinks.pop(request.request_id, None)
             raise
 
     def _ask(self, function: Callable[[], T]) -> T:
         """Runs `function` on the engine's thread, between two steps, and returns its result."""
-        return self._wait(self._call(function))
+        return self._thread.ask(function)
 
-    def _call(self, function: Callable[[], T]) -> Future[T]:
-        self.check()
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._commands.put(run)
-        return future
-
-    def _wait(self, future: Future[T]) -> T:
-        while True:
-            try:
-                return future.result(timeout=1.0)
-            except TimeoutError:
-                if not self._thread.is_alive() and not future.done():
-                    raise self._stopped() from self._died
-
-    def _stopped(self) -> EngineStopped:
-        reason = "it was closed" if self._died is None else f"its thread died of {self._died!r}"
-        error = EngineStopped(f"The engine does not run any more: {reason}. Make a new one.")
-        error.__cause__ = self._died
-        return error
-
-    def _run(self) -> None:
-        try:
-            if self.config.threads is not None:
-                torch.set_num_threads(self.config.threads)
-            while True:
-                while not self._core.has_work or not self._commands.empty():
-                    timeout_s = None
-                    if not self._core.has_work:
-                        self._core.rest()
-                        timeout_s = self._core.patience_s
-                    with suppress(queue.Empty):
-                        command = self._commands.get(timeout=timeout_s)
-                        if command is None:
-                            return
-                        command()
-                    self._core.wake()
-                self._dispatch(self._core.step())
-        except BaseException as error:
-            self._died = error
-        finally:
-            with suppress(Exception):
-                self._core.close()
-            # Whoever still waits is told.
-            for request_id, sink in list(self._sinks.items()):
-                sink(Failure(request_id, self._stopped()))
+    def _tell_all(self, error: EngineStopped) -> None:
+        """The thread has ended: whoever still waits is told."""
+        for request_id, sink in list(self._sinks.items()):
+            sink(Failure(request_id, error))
 
     def _save_more(self) -> None:
         """The tier below memory has written what it had: it can take more."""
-        self._commands.put(lambda: None)  # when there is no work, the thread saves before it waits again
+        self._thread.post(lambda: None)  # when there is no work, the thread saves before it waits again
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
@@ -391,29 +334,6 @@ class TokenEngine:
             sink = self._sinks.pop(event.request_id, None) if last else self._sinks.get(event.request_id)
             if sink is not None:
                 sink(event)
-
-
-class _Mailbox:
-    """Takes events to an event loop, which is woken once for all that come while it is busy."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._letters: deque[tuple[Sink, Event]] = deque()
-        self._woken = False
-
-    def put(self, deliver: Sink, event: Event) -> None:
-        """Has `deliver(event)` called on the loop. For the engine's thread."""
-        self._letters.append((deliver, event))
-        if not self._woken:
-            self._woken = True
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                self.loop.call_soon_threadsafe(self._empty)
-
-    def _empty(self) -> None:
-        self._woken = False
-        while self._letters:
-            deliver, event = self._letters.popleft()
-            deliver(event)
 
 
 @contextmanager

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MAX_URGENCY = 4
+"""Urgencies go from its negative up to it."""
+
 WhyCause = Literal[
     "new",  # nothing like it was computed before
     "below_one_block",  # the shared part ends inside a block whose raw tail is gone
@@ -43,6 +46,8 @@ class Request:
         shown_specials: special tokens whose text is part of the answer's text.
         prompt_logprobs: how many alternatives to report for each token of the prompt; every token is computed for it,
             and can be reused afterwards.
+        urgency: from -4 to 4. The more urgent request gets the next place, and gives its own up last. Whoever
+            was overtaken by 32 later requests is next whatever their urgency is.
     """
 
     request_id: str
@@ -56,6 +61,7 @@ class Request:
     constraint: Constraint | None = None
     shown_specials: tuple[str, ...] = ()
     prompt_logprobs: int | None = None
+    urgency: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.lineage import Lineage
 from octavo.engine.messages import (
+    MAX_URGENCY,
     Choice,
     FinishReason,
     MemoryReport,
@@ -24,19 +25,25 @@ from octavo.kv.explain import Miss
 from octavo.kv.storage.tier import Elsewhere
 from octavo.kv.table import BlockTable
 
+MAX_OVERTAKEN = 32
+"""Later requests that may be taken in before one that waits; then it is next, whatever the others are."""
+
 
 @dataclass(eq=False, slots=True)
 class RequestState:
     """What the sequences of one request share.
 
     `miss` says why less than the whole prompt was reused. Of what was missing, a lower tier has the beginning
-    `elsewhere`, and `num_expired_tokens` that are not served any more.
+    `elsewhere`, and `num_expired_tokens` that are not served any more. `arrival` is its
+    number in the queue, from 1 on.
     """
 
     request: Request
     namespace: bytes
     seed: int
     arrived_s: float = field(default_factory=time.perf_counter)
+    arrival: int = 0
+    num_overtaken: int = 0
     started_s: float | None = None
     first_token_s: float | None = None
     num_cached_tokens: int = 0
@@ -60,6 +67,21 @@ class RequestState:
         if self.request.prompt_logprobs is None:
             return True
         return len(self.prompt_logprobs) == self.num_prompt_tokens - 1
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether it takes what the cache has: not without one, and not of a prompt that is being scored."""
+        return self.request.cache and self.is_scored
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has waited for long enough while others were taken in."""
+        return self.num_overtaken >= MAX_OVERTAKEN
+
+    @property
+    def urgency(self) -> int:
+        """The request's, or more than any request's when it is due."""
+        return MAX_URGENCY + 1 if self.is_due else self.request.urgency
 
     @property
     def finished(self) -> bool:
@@ -115,7 +137,9 @@ class Sequence:
     """One answer: the prompt's tokens and those generated so far.
 
     `table` is None while nothing of it is in the cache: waiting, preempted, or between two steps of a
-    request without cache. While it `waits_for_tier`, what a lower tier has of it is on the way.
+    request without cache. While it `waits_for_tier`, what a lower tier has of it is on the way. While it is
+    `parked`, it has nothing to compute until other sequences of its request have come as far. It is a `suspect` if
+    a step with it and others failed. `follows` is a sequence that computes what this one needs, up to so many tokens.
     """
 
     state: RequestState
@@ -128,6 +152,15 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     waits_for_tier: bool = False
+    parked: bool = False
+    suspect: bool = False
+    num_preempted: int = 0
+    follows: tuple[Sequence, int] | None = None
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Lower goes first among those that run."""
+        return -self.state.urgency, self.state.arrival, self.index
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -359,6 +359,19 @@ class KVCacheManager:
         return self._blocks.ids.size - self.num_free_blocks - self.num_reusable_blocks
 
     @property
+    def num_available_blocks(self) -> int:
+        """Blocks that can be taken: those that hold nothing, and those that can be evicted."""
+        return self._blocks.num_available
+
+    def num_unheld(self, block_ids: Sequence[int]) -> int:
+        """How many of these blocks nobody holds."""
+        return sum(self._blocks.ids.ref_count(block_id) == 0 for block_id in block_ids)
+
+    def num_held_alone(self, block_ids: Sequence[int]) -> int:
+        """How many of these blocks have one holder."""
+        return sum(self._blocks.ids.ref_count(block_id) == 1 for block_id in block_ids)
+
+    @property
     def num_tails(self) -> int:
         return len(self._slots.tails)
 

@@ -1,0 +1,23 @@
+"""What can never be answered is refused before anything is computed."""
+
+from __future__ import annotations
+
+from octavo.engine.messages import MAX_URGENCY, Request
+from octavo.errors import InvalidRequest
+
+
+def check_request(request: Request, *, vocab_size: int, max_running: int) -> None:
+    """Raises InvalidRequest if a request contradicts itself, the model or the engine's settings."""
+    if not request.token_ids:
+        raise InvalidRequest("The prompt is empty: it needs at least one token.")
+    bad = [token for token in request.token_ids if not 0 <= token < vocab_size]
+    if bad:
+        raise InvalidRequest(f"The prompt has token id {bad[0]}; this model has ids 0 to {vocab_size - 1}.")
+    if request.params.n > max_running:
+        raise InvalidRequest(
+            f"n is {request.params.n} and at most {max_running} answers run at once (max_running)."
+        )
+    if not -MAX_URGENCY <= request.urgency <= MAX_URGENCY:
+        raise InvalidRequest(
+            f"urgency is {request.urgency}; it must be from {-MAX_URGENCY} to {MAX_URGENCY}."
+        )

@@ -1,0 +1,60 @@
+"""How much of a prompt a step may read beside answers that are being written, measured while it runs.
+
+Who writes waits for the whole step. So beside decodes, a step reads as many prompt tokens as make it take about
+`STRETCH` times as long as the decodes alone. Both times are measured: that of steps that only decode, and what a
+prompt token has added to the others, lately, because it grows with the position.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from octavo.spec import BLOCK_SIZE
+
+STRETCH = 3.0
+"""Of the time of a step that only decodes: what a step takes that reads prompts, too."""
+
+_REFRESH = 64
+"""After so many steps that read prompts, one decodes only, so that its time is known."""
+
+_FIRST, _LEAST = BLOCK_SIZE, BLOCK_SIZE // 2
+
+
+class Pace:
+    """The prompt tokens of a step.
+
+    Args:
+        max_tokens: of a step.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._decode_s: deque[float] = deque(maxlen=9)
+        self._token_s: float | None = None
+        self._num_mixed = 0
+
+    def allowed(self, num_decodes: int) -> int:
+        """Prompt tokens that the next step may read; 0 where it should show how long decoding alone takes."""
+        room = self._max_tokens - num_decodes
+        if not num_decodes or room <= 0:
+            return max(0, room)
+        if not self._decode_s or self._num_mixed >= _REFRESH:
+            return 0
+        if self._token_s is None:
+            return min(_FIRST, room)
+        wanted = int((STRETCH - 1) * statistics.median(self._decode_s) / self._token_s)
+        if wanted > BLOCK_SIZE:
+            wanted -= wanted % BLOCK_SIZE
+        return min(max(wanted, _LEAST), room)
+
+    def computed(self, num_decodes: int, num_read: int, seconds: float) -> None:
+        """A step has decoded for so many sequences and read so many tokens of prompts."""
+        if not num_read:
+            self._num_mixed = 0
+            self._decode_s.append(seconds)
+        elif num_decodes and self._decode_s:
+            self._num_mixed += 1
+            added_s = max(seconds - statistics.median(self._decode_s), seconds / 16)
+            token_s = added_s / num_read
+            self._token_s = token_s if self._token_s is None else 0.6 * self._token_s + 0.4 * token_s
