@@ -23,6 +23,16 @@ def opened(model: str, settings: dict[str, Any], terminal: Terminal) -> Iterator
     Raises:
         OctavoError: the model cannot be found or loaded; the message says what to do.
     """
+    with loaded(model, settings, terminal) as engine:
+        yield engine
+
+
+def loaded(model: str, settings: dict[str, Any], terminal: Terminal) -> Engine:
+    """The engine of a model, with bars while it loads; whoever gets it closes it.
+
+    Raises:
+        OctavoError: as `opened`.
+    """
     logging.getLogger("octavo").addHandler(logging.NullHandler())  # each reply says it, in its notes
     # What can go wrong with names, files and downloads is told before torch is imported, which takes seconds.
     source = catalog.resolve(model)
@@ -34,8 +44,7 @@ def opened(model: str, settings: dict[str, Any], terminal: Terminal) -> Iterator
             engine = make_engine(model, progress=bars, **settings)
     for notice in engine.notices:
         terminal.remark(notice)
-    with engine:
-        yield engine
+    return engine
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.load import opened
-from octavo.cli.options import EngineOptions, Model, grouped
+from octavo.cli.load import loaded
+from octavo.cli.options import EngineOptions, grouped
+from octavo.cli.served import loadings
 from octavo.cli.terminal import Terminal
 from octavo.cli.text import read_file
 from octavo.config import parse_bytes
@@ -18,15 +20,26 @@ from octavo.errors import InvalidRequest
 if TYPE_CHECKING:
     import socket
 
+    from octavo.server.models import Models
+    from octavo.server.places import Loading
     from octavo.server.settings import ServerSettings
     from octavo.server.tenants import Keys
+    from octavo.sessions.engine import Engine
 
-_ACCESS, _LIMITS, _GAPS = "Access", "Limits", "Text with a gap"
+_MODELS, _ACCESS, _LIMITS, _GAPS = "Several models", "Access", "Limits", "Text with a gap"
 
 
 @grouped
 def serve(
-    model: Model,
+    model: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            show_default=False,
+            help="Bundled names (smollm2), folders, .gguf files, or hub ids such as owner/name. The first one is "
+            "loaded at the start, the others when they are asked for.",
+        ),
+    ],
     engine: EngineOptions,
     host: Annotated[
         str,
@@ -108,6 +121,23 @@ def serve(
             help="A system prompt to be read before the first request asks for it; may be repeated.",
         ),
     ] = None,
+    max_loaded: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What loaded models may take together: weights and the budgets of their caches. Idle ones make room. "
+            "Without it, four fifths of the memory that is free at the start.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    keep_alive: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Unload a model that nobody has used for so long. Without it, models stay while there is room.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
     no_exact_history: Annotated[
         bool,
         typer.Option(
@@ -151,6 +181,7 @@ def serve(
         origins=tuple(origin or ()),
         drain_s=drain,
         exact_history=not no_exact_history,
+        keep_alive_s=keep_alive,
         fim_tokens=tuple(fim_tokens.split(",")) if fim_tokens else (),
         fim_order=fim_order,
     )
@@ -163,46 +194,73 @@ def serve(
             "--api-key-file, or write --without-key to let everybody in."
         )
     options = engine.settings()
+    known, limit = loadings(model, options, None if max_loaded is None else parse_bytes(max_loaded))
+    settings = replace(settings, max_loaded_bytes=limit)
     warmed = [read_file(path, "The system prompt") for path in warm or ()]
     from octavo.server.serve import listen
 
     listener = listen(settings)
     try:
-        _answer(model, options, settings, keys, listener, warmed)
+        _answer(model[0], known, options, settings, keys, listener, warmed)
     finally:
         listener.close()
     return 0
 
 
 def _answer(
-    model: str,
+    first: str,
+    known: list[Loading[Engine]],
     options: dict[str, Any],
     settings: ServerSettings,
     keys: Keys,
     listener: socket.socket,
     warmed: list[str],
 ) -> None:
-    terminal = Terminal()
-    with opened(model, options, terminal) as llm:
-        from octavo.server.app import create_app
-        from octavo.server.log import log, log_to_stderr
-        from octavo.server.models import Models
-        from octavo.server.serve import serve as run
+    from octavo.kv.storage import default_disk_bytes, open_tier
+    from octavo.server.log import log, log_to_stderr
+    from octavo.server.models import Model, Models
 
-        models = Models([llm], settings)
-        app = create_app(models, settings, keys)
-        host, port = listener.getsockname()[:2]
-        log_to_stderr()
+    def warm(model: Model) -> None:
         for text in warmed:
             for tenant in keys.tenants:
-                num_tokens = models.find(llm.name).warm(text, tenant.namespace)
-                log("warmed", tenant=tenant.name or None, tokens=num_tokens)
+                num_tokens = model.warm(text, tenant.namespace)
+                log("warmed", model=model.name, tenant=tenant.name or None, tokens=num_tokens)
 
-        def ready() -> None:
-            address = f"[{host}]" if ":" in host else host
-            log("serving", url=f"http://{address}:{port}", model=llm.name, keys=len(keys))
+    # Nothing here holds the engine, which may be unloaded and loaded again.
+    engines = [loaded(first, options, Terminal())]
+    log_to_stderr()
+    disk_bytes = options["kv_disk"] if options["kv_disk"] is not None else default_disk_bytes()
+    disk = open_tier(disk_bytes if options["cache"] else 0, lambda: None)
+    try:
+        models = Models(engines, settings, more=known, disk=disk, warm=warm)
+        engines.clear()
+        try:
+            _serve(models, settings, keys, listener)
+        finally:
+            models.close()
+    finally:
+        disk.close(10.0)
 
-        run(app, settings, listener, ready)
+
+def _serve(models: Models, settings: ServerSettings, keys: Keys, listener: socket.socket) -> None:
+    from octavo.server.app import create_app
+    from octavo.server.log import log
+    from octavo.server.serve import serve as run
+
+    app = create_app(models, settings, keys)
+    host, port = listener.getsockname()[:2]
+
+    def ready() -> None:
+        address = f"[{host}]" if ":" in host else host
+        log(
+            "serving",
+            url=f"http://{address}:{port}",
+            model=models.names[0],
+            models=models.names,
+            keys=len(keys),
+        )
+
+    run(app, settings, listener, ready)
 
 
 def key(

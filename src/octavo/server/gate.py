@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ _OPEN_PATHS = frozenset({"/health", "/ready"})
 class Visit:
     """What is known of a request on its way; handlers add to `fields`, which go into the log.
 
-    `send` is the connection's own, below all middleware, for the many small pieces of a stream's body.
+    `send` is the connection's own, below all middleware, for the many small pieces of a stream's body. `releases` are
+    called when the request has been answered.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class Visit:
     fields: dict[str, Any]
     metrics: Metrics
     send: Send
+    releases: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Gate:
@@ -104,6 +106,8 @@ class Gate:
                 await reply(scope, receive, tell)
         finally:
             self.num_open -= 1
+            for release in visit.releases:
+                release()
             self.metrics.requests.labels(scope["method"], status).inc()
             if visit.fields.get("gone"):
                 self.metrics.gone.inc()

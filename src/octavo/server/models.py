@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
-from octavo.errors import ModelNotFound
+from octavo.errors import ModelNotFound, OctavoError
+from octavo.kv.storage.tier import NullTier, Tier
 from octavo.server.chat.transcripts import DurableTranscripts, MemoryTranscripts, TranscriptStore
 from octavo.server.infill.prompt import FimPrompts
 from octavo.server.infill.tokens import find_fim_tokens
+from octavo.server.log import log
+from octavo.server.places import Loading, Places
+from octavo.server.problems import Problem
 from octavo.server.settings import ServerSettings
 from octavo.server.tokens import TokenTexts
 from octavo.server.tools.formats import ToolFormat, format_of
 from octavo.sessions.engine import Engine
 from octavo.sessions.history import common_length
+
+if TYPE_CHECKING:
+    from octavo.server.gate import Visit
 
 
 class Model:
@@ -80,54 +89,139 @@ class Model:
 
 
 class Models:
-    """Models by name.
+    """Models by name, loaded when they are asked for.
 
     Args:
-        engines: the first one is asked for by nobody in particular.
+        engines: that are loaded; the first one is asked for by nobody in particular.
+        more: models that can be loaded besides. One of an engine's name says how that is loaded again.
+        disk: where transcripts, responses and conversations outlive the process.
+        warm: called with each model when it has been loaded, beside the event loop.
     """
 
-    def __init__(self, engines: list[Engine], settings: ServerSettings) -> None:
-        memory = MemoryTranscripts(settings.transcript_bytes)
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        settings: ServerSettings,
+        *,
+        more: Sequence[Loading[Engine]] = (),
+        disk: Tier | None = None,
+        warm: Callable[[Model], None] = lambda _: None,
+    ) -> None:
+        self.disk = NullTier() if disk is None else disk
+        self.created = int(time.time())
+        self.on_cleared: list[Callable[[], None]] = []
+        self._settings = settings
+        self._warm = warm
+        self._transcripts = MemoryTranscripts(settings.transcript_bytes)
+        known = {one.name for one in more}
+        loadings: list[Loading[Model]] = [
+            *(Loading(engine.name, 0, _gone) for engine in engines if engine.name not in known),
+            *(Loading(one.name, one.num_bytes, partial(self._load, one.name, one.load)) for one in more),
+        ]
+        self._places = Places(
+            loadings,
+            unload=_unload,
+            size_of=_size_of,
+            limit_bytes=settings.max_loaded_bytes,
+            keep_alive_s=settings.keep_alive_s,
+        )
+        for engine in engines:
+            self._places.put(engine.name, self._made(engine))
 
-        def store(engine: Engine) -> TranscriptStore | None:
-            if not settings.exact_history:
-                return None
-            return DurableTranscripts(memory, engine.disk, engine.fingerprint)
-
-        self._models = {engine.name: Model(engine, store(engine), settings) for engine in engines}
+    @property
+    def names(self) -> list[str]:
+        """The models that can be asked for."""
+        return self._places.names
 
     def __iter__(self) -> Iterator[Model]:
-        return iter(self._models.values())
+        """The models that are loaded."""
+        return iter(self._places.loaded().values())
 
     def engines(self) -> dict[str, Engine]:
         """The engines that are loaded, by name."""
-        return {name: model.engine for name, model in self._models.items()}
+        return {name: model.engine for name, model in self._places.loaded().items()}
 
     def forget(self, namespace: str) -> int:
-        """Drops the transcripts of a tenant; how many there were."""
-        stores = [model.transcripts for model in self]
-        return sum(store.forget(namespace) for store in stores if store is not None)
+        """Drops what was computed by models that are not loaded, and the transcripts, of a tenant.
+
+        Returns:
+            How many transcripts there were in memory.
+        """
+        self.disk.clear(tenant=namespace)
+        return DurableTranscripts(self._transcripts, self.disk, b"").forget(namespace)
 
     def check(self) -> None:
         """Raises EngineStopped unless every engine runs."""
-        for model in self._models.values():
-            model.engine.check()
+        for engine in self.engines().values():
+            engine.check()
 
-    def find(self, name: str) -> Model:
-        """The model of a name.
+    def check_cleared(self) -> None:
+        """Forgets what is kept in memory if the user has cleared the store since (`octavo cache clear`)."""
+        if self.disk.was_cleared():
+            self._transcripts.clear()
+            for forget in self.on_cleared:
+                forget()
+
+    async def hold(self, name: str | None, visit: Visit) -> Model:
+        """The model of a name, or the first one without a name, loaded first if need be. It stays loaded until the
+        request has been answered.
 
         Raises:
             ModelNotFound: it is not served here.
+            OctavoError: it could not be loaded.
         """
-        model = self._models.get(name)
-        if model is None:
-            raise ModelNotFound(f"The server has no model {name!r}. It has {', '.join(self._models)}.")
+        name = name or self.names[0]
+        self.check_name(name)
+        self.check_cleared()
+        model = await self._places.take(name)
+        visit.releases.append(partial(self._places.give, name))
         return model
 
-    def asked(self, name: str | None) -> Model:
-        """The model of a name, or the first one if a request names none.
+    def check_name(self, name: str) -> None:
+        """Raises ModelNotFound unless there is a model of this name."""
+        if name not in self._places:
+            raise ModelNotFound(f"The server has no model {name!r}. It has {', '.join(self.names)}.")
 
-        Raises:
-            ModelNotFound: it is not served here.
-        """
-        return self.find(name) if name else next(iter(self))
+    def loaded(self, name: str) -> Model | None:
+        """The model of a name if it is loaded."""
+        return self._places.loaded().get(name)
+
+    def close(self) -> None:
+        """Closes all engines."""
+        self._places.close()
+
+    def _load(self, name: str, load: Callable[[], Engine]) -> Model:
+        try:
+            return self._made(load())
+        except OctavoError:
+            raise
+        except Exception as error:
+            log("loading failed", logging.ERROR, error=error, model=name)
+            said = f"{name} could not be loaded: {type(error).__name__}. The server's log has the cause."
+            raise Problem(503, said, "model_unavailable", "model") from error
+
+    def _made(self, engine: Engine) -> Model:
+        transcripts = None
+        if self._settings.exact_history:
+            disk = engine.disk if isinstance(self.disk, NullTier) else self.disk
+            transcripts = DurableTranscripts(self._transcripts, disk, engine.fingerprint)
+        try:
+            model = Model(engine, transcripts, self._settings)
+            self._warm(model)
+        except BaseException:
+            engine.close()
+            raise
+        return model
+
+
+def _size_of(model: Model) -> int:
+    report = model.engine.memory()
+    return report.weights_bytes + report.kv_budget_bytes
+
+
+def _unload(model: Model) -> None:
+    model.engine.close()
+
+
+def _gone() -> Model:
+    raise AssertionError("an engine that cannot be loaded again is never unloaded")

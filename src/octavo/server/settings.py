@@ -24,6 +24,8 @@ class ServerSettings:
         fim_tokens: before the prefix, the suffix and the middle of a text with a gap, for models that are not known.
         fim_order: in which they are written; see `FimOrder`. None takes the one that the model is known for.
         transcript_bytes: of memory for those tokens, over all tenants; the longest unused go first.
+        max_loaded_bytes: of memory for loaded models, weights and budgets of caches; idle ones make room for others.
+        keep_alive_s: a model that nobody has used for so long is unloaded; None keeps it while there is room.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +40,8 @@ class ServerSettings:
     fim_tokens: tuple[str, ...] = ()
     fim_order: str | None = None
     transcript_bytes: int = 64 << 20
+    max_loaded_bytes: int | None = None
+    keep_alive_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -48,6 +52,8 @@ class ServerSettings:
         ):
             if getattr(self, name) < least:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        if self.keep_alive_s is not None and not self.keep_alive_s >= 0:
+            raise InvalidRequest(f"keep_alive_s is {self.keep_alive_s}; it must be at least 0.")
         if self.requests_per_minute is not None and self.requests_per_minute < 1:
             raise InvalidRequest(f"requests_per_minute is {self.requests_per_minute}; it must be at least 1.")
         if not 0 <= self.port <= 65535:

@@ -35,8 +35,8 @@ from octavo.server.report import note_reply, report_field
 
 async def create_message(models: Models, request: Request, body: MessagesRequest) -> Response:
     """Answers messages, as one object or as a stream of events."""
-    model = models.find(body.model)
     visit = visit_of(request)
+    model = await models.hold(body.model, visit)
     asked = await asyncio.to_thread(lambda: Asked(model, job_of(body, visit.tenant.namespace)))
     answering = _Answering(asked, model, body, visit)
     if body.stream:
@@ -50,8 +50,9 @@ async def create_message(models: Models, request: Request, body: MessagesRequest
 
 async def count_tokens(models: Models, request: Request, body: CountRequest) -> dict[str, int]:
     """How many tokens the prompt of these messages has."""
-    model = models.find(body.model)
-    namespace = visit_of(request).tenant.namespace
+    visit = visit_of(request)
+    model = await models.hold(body.model, visit)
+    namespace = visit.tenant.namespace
     asked = await asyncio.to_thread(lambda: Asked(model, job_of(body, namespace)))
     return {"input_tokens": len(asked.prompt.ids)}
 

@@ -83,6 +83,12 @@ class MemoryTranscripts:
                 self._drop(key)
             return len(gone)
 
+    def clear(self) -> None:
+        """Drops all."""
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
+
     def _drop(self, key: tuple[str, bytes]) -> None:
         found = self._entries.pop(key, None)
         if found is not None:

@@ -27,7 +27,7 @@ def infill_routes(models: Models) -> APIRouter:
         responses={**REFUSALS, 200: generated(LlamaCompletions)},
     )
     async def completion(request: Request, body: LlamaCompletionRequest) -> Response:
-        model = models.asked(body.model)
+        model = await models.hold(body.model, visit_of(request))
         prompts, several = _prompts(body)
         ids = await asyncio.to_thread(lambda: [_ids(model, prompt) for prompt in prompts])
         return await answer(model, request, body, ids, several=several)
@@ -39,7 +39,7 @@ def infill_routes(models: Models) -> APIRouter:
         responses={**REFUSALS, 200: generated(LlamaCompletions)},
     )
     async def infill(request: Request, body: InfillRequest) -> Response:
-        model = models.asked(body.model)
+        model = await models.hold(body.model, visit_of(request))
         fim = fim_of(model, "input_suffix")
         extra = tuple((piece.filename, piece.text) for piece in body.input_extra)
         gap = Gap(body.input_prefix, body.input_suffix, body.prompt, extra)

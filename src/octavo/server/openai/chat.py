@@ -61,8 +61,8 @@ _ENDINGS: dict[Ending, str] = {"stop": "stop", "length": "length", "calls": "too
 
 async def create_chat_completion(models: Models, request: Request, body: ChatRequest) -> Response:
     """Answers messages, as one object or as a stream of chunks."""
-    model = models.find(body.model)
     visit = visit_of(request)
+    model = await models.hold(body.model, visit)
     asked = await asyncio.to_thread(_ask, model, body, visit.tenant.namespace)
     reply_id = f"chatcmpl-{secrets.token_hex(12)}"
     if body.stream:

@@ -46,7 +46,7 @@ class _Asked:
 
 async def create_completion(models: Models, request: Request, body: CompletionRequest) -> Response:
     """Goes on from the prompts, as one object or as a stream of chunks."""
-    model = models.find(body.model)
+    model = await models.hold(body.model, visit_of(request))
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Problem(
             400, "best_of must be the same as n: answers are not ranked.", "invalid_value", "best_of"

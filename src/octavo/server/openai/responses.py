@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from octavo.server.chat.answer import Asked
 from octavo.server.chat.messages import ChatMessage
+from octavo.server.gate import Visit
 from octavo.server.http import JsonReply, event_stream, sse_json, unless_gone, visit_of
 from octavo.server.log import log
 from octavo.server.models import Models
@@ -33,8 +34,8 @@ class Responses:
 
     async def create(self, request: Request, body: ResponseRequest) -> Response:
         """Answers, as one object, as a stream of events, or later in the background."""
-        model = self._models.find(body.model)
         visit = visit_of(request)
+        model = await self._models.hold(body.model, visit)
         namespace = visit.tenant.namespace
         conversation = self._conversation(namespace, body)
         before = self._before(namespace, body, conversation)
@@ -60,7 +61,7 @@ class Responses:
                 self.responses.keep(namespace, run.response["id"], kept)
 
         if body.background:
-            return self._in_background(run, asked, items, messages, namespace, done)
+            return self._in_background(run, asked, items, messages, visit, done)
         events = _until_done(run, asked, done)
         if body.stream:
             return await event_stream(
@@ -147,9 +148,10 @@ class Responses:
         asked: Asked,
         items: list[dict[str, Any]],
         messages: Sequence[ChatMessage],
-        namespace: str,
+        visit: Visit,
         done: Callable[[], None],
     ) -> Response:
+        namespace = visit.tenant.namespace
         kept = KeptResponse(run.response, items, tuple(messages))
         self.responses.keep(namespace, run.response["id"], kept)
 
@@ -166,7 +168,14 @@ class Responses:
                     log("response failed", logging.ERROR, error=error, id=run.response["id"])
                 run.failed(problem)
 
+        releases, visit.releases = visit.releases, []  # the model is needed for longer than the visit
+
+        def release(_: object) -> None:
+            for one in releases:
+                one()
+
         kept.task = asyncio.create_task(make())
+        kept.task.add_done_callback(release)
         return JsonReply(dict(run.response))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.server.models import Model, Models
+from octavo.server.models import Models
 from octavo.server.openai.chat import create_chat_completion
 from octavo.server.openai.chat_schema import ChatCompletion, ChatRequest
 from octavo.server.openai.completions import create_completion
@@ -34,11 +34,12 @@ def openai_routes(models: Models) -> APIRouter:
 
     @router.get("/models", summary="The models", responses=REFUSALS)
     async def list_models() -> ModelList:
-        return ModelList(data=[_card(model) for model in models])
+        return ModelList(data=[_card(models, name) for name in models.names])
 
     @router.get("/models/{model:path}", summary="One model", responses=REFUSALS)
     async def retrieve_model(model: str) -> ModelCard:
-        return _card(models.find(model))
+        models.check_name(model)
+        return _card(models, model)
 
     @router.post(
         "/chat/completions",
@@ -70,5 +71,11 @@ def generated(kind: type) -> dict[str, Any]:
     }
 
 
-def _card(model: Model) -> ModelCard:
-    return ModelCard(id=model.name, created=model.created, max_context_tokens=model.engine.context)
+def _card(models: Models, name: str) -> ModelCard:
+    model = models.loaded(name)
+    return ModelCard(
+        id=name,
+        created=models.created,
+        max_context_tokens=None if model is None else model.engine.context,
+        loaded=model is not None,
+    )

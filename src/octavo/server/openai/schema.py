@@ -194,11 +194,14 @@ class ErrorBody(Schema):
 
 
 class ModelCard(Schema):
+    """A model. Its context is known once it is loaded, which the first request does."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["octavo"] = "octavo"
-    max_context_tokens: int
+    max_context_tokens: int | None
+    loaded: bool
 
 
 class ModelList(Schema):
