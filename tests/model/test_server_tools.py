@@ -17,6 +17,7 @@ from octavo.server.chat.answer import Answer, Asked, ChatJob, Progress, ReplyPie
 from octavo.server.chat.messages import Call, ChatMessage, Tool
 from octavo.server.chat.transcripts import MemoryTranscripts
 from octavo.server.models import Model
+from octavo.server.settings import ServerSettings
 from octavo.sessions.engine import Engine
 
 SPECIALS = [
@@ -88,7 +89,7 @@ def model(request: pytest.FixtureRequest):
     end = loaded.tokenizer.convert_tokens_to_ids(ENDS.get(request.param, "</s>"))
     loaded = replace(loaded, context_length=8192, eos_token_ids=frozenset({end}))
     with Engine(loaded, kv_memory="64MiB") as engine:
-        model = Model(engine, MemoryTranscripts(1 << 20))
+        model = Model(engine, MemoryTranscripts(1 << 20), ServerSettings())
         assert model.tool_format.name == request.param
         yield model
         engine.check_integrity()
