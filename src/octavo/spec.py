@@ -42,18 +42,28 @@ class PageShape:
         return BLOCK_SIZE * self.raw_elements_per_token * DTYPE_BYTES[dtype]
 
 
+GroupKind = Literal["full_attention", "sliding_window", "latent", "recurrent"]
+
+STATE_BYTES = 4
+"""Bytes of an element of a recurrent state, which is summed up over the whole text in float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers that share a block layout.
 
-    `kind` says which earlier tokens a layer attends to. Only `full_attention` is run today; the others
-    are refused when a model is loaded.
+    `kind` says what a layer keeps: the keys and values of all tokens, or of the last `window`; a latent from which
+    both are computed, as if it were a key; or a state of `state_elements` for the whole sequence. Only
+    `full_attention` is run today, layers with a window as if they had none; the others are planned, and refused when
+    a model is loaded.
     """
 
-    kind: Literal["full_attention"]
+    kind: GroupKind
     num_layers: int
     num_heads: int
     page: PageShape
+    window: int = 0
+    state_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,7 +260,7 @@ def test_a_corrupted_scale_gives_nan_and_never_a_plausible_number(isa, kv_format
     run = Sequences(make(NativeKernels, torch.float32, kv_format=kv_format), [96, 96])
     run.step([64, 64])
     page = run.kernels.page
-    _, _, at, *_ = np.cumsum([0, *run.kernels.sealed_format._head_bytes(page)])
+    _, _, at, *_ = np.cumsum([0, *run.kernels.sealed_format.head_bytes(page)])
     broken = int(run.tables[0][1]) * run.page_bytes + int(at) - 2  # a key scale or zero of the first head
     run.sealed[broken : broken + 2] = torch.tensor([0x00, 0x7E], dtype=torch.uint8)
     run.step([32, 32])

@@ -22,6 +22,7 @@ from octavo.cli.cache import cache
 from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
 from octavo.cli.models import models, pull
+from octavo.cli.plan import plan
 from octavo.cli.run import INTERRUPTED, run
 from octavo.cli.serve import key, serve
 from octavo.cli.terminal import Terminal
@@ -45,7 +46,7 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-for _command in (run, chat, serve, batch, key, pull, models, verify, why, doctor):
+for _command in (run, chat, serve, batch, key, pull, models, plan, verify, why, doctor):
     app.command(help=_paragraphs(_command.__doc__ or ""))(_command)
 app.add_typer(bench)
 app.add_typer(cache)

@@ -38,7 +38,7 @@ class PageFormat:
 
     def page_bytes(self, page: PageShape) -> int:
         """Bytes of one sealed page of this shape, scales included."""
-        return page.num_kv_heads * sum(self._head_bytes(page))
+        return page.num_kv_heads * sum(self.head_bytes(page))
 
     def encode(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Encodes a block.
@@ -72,7 +72,7 @@ class PageFormat:
     def decode(self, data: torch.Tensor, page: PageShape) -> tuple[torch.Tensor, torch.Tensor]:
         """The float32 keys `[num_kv_heads, head_dim, 32]` and values `[num_kv_heads, 32, v_head_dim]` of a page."""
         heads, dim, v_dim = page.num_kv_heads, page.head_dim, page.v_head_dim
-        parts = torch.split(data.view(heads, -1), self._head_bytes(page), dim=1)
+        parts = torch.split(data.view(heads, -1), self.head_bytes(page), dim=1)
         if self.is_raw:
             dtype = _TORCH_DTYPES[self.name]
             keys, values = (part.contiguous().view(dtype).float() for part in (parts[0], parts[3]))
@@ -91,11 +91,11 @@ class PageFormat:
         unit = BLOCK_SIZE if self.value_bits == 4 else LANES
         return cdiv(v_dim, unit) * unit
 
-    def _head_bytes(self, page: PageShape) -> list[int]:
+    def head_bytes(self, page: PageShape) -> list[int]:
         """Bytes of a head's key codes, scales, zeros, value codes, scales, zeros."""
         padded = self._padded(page.v_head_dim)
         key_params = 0 if self.is_raw else page.head_dim * _HALF_BYTES
-        value_groups = 1 if self.value_bits == 8 else padded // BLOCK_SIZE
+        value_groups = min(padded, 1) if self.value_bits == 8 else padded // BLOCK_SIZE
         value_params = 0 if self.is_raw else BLOCK_SIZE * value_groups * _HALF_BYTES
         key_codes = page.head_dim * BLOCK_SIZE * self.key_bits // 8
         value_codes = BLOCK_SIZE * padded * self.value_bits // 8

@@ -46,7 +46,7 @@ def read_folder(folder: Path) -> FolderContent:
             f"{folder} has no {CONFIG}, so it is not a model folder{hint}. Name a folder with {CONFIG}, "
             "safetensors and a tokenizer."
         )
-    config = _read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise InvalidModelFile(f"{folder / CONFIG} has no model_type. Download the model's folder again.")
@@ -73,7 +73,8 @@ def is_known(model_type: str) -> bool:
     return model_type in CONFIG_MAPPING
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; raises InvalidModelFile if it holds none."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -88,7 +89,7 @@ def _weight_files(folder: Path) -> list[str]:
     if (folder / _WEIGHTS).is_file():
         return [_WEIGHTS]
     if (folder / _INDEX).is_file():
-        weight_map = _read_json(folder / _INDEX).get("weight_map")
+        weight_map = read_json(folder / _INDEX).get("weight_map")
         names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
         missing = [name for name in names if not isinstance(name, str) or not (folder / name).is_file()]
         if missing or not names:

@@ -62,6 +62,20 @@ def pull(repo_id: str, progress: Progress | None = None) -> Path:
     return path
 
 
+def config_file(repo_id: str) -> Path:
+    """The model's `config.json`, and nothing else of it.
+
+    Raises:
+        ModelNotFound, NetworkUnavailable: as `pull`.
+    """
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo_id, folder.CONFIG))
+    except Exception as error:  # see `pull`
+        raise _refusal(repo_id, error) from error
+
+
 def cached_models() -> list[ModelEntry]:
     """Models in the hub's cache that can be loaded, by name."""
     from huggingface_hub import constants, scan_cache_dir

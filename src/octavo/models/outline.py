@@ -1,0 +1,260 @@
+"""What a model is like, from its config alone: what its layers keep, how many weights it has, whether it runs here."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from octavo.config import WeightsChoice
+from octavo.errors import InvalidModelFile, UnsupportedModel
+from octavo.models import catalog, folder, gguf, gguf_arch, gguf_header, hub
+from octavo.spec import DTYPE_BYTES, CacheGroup, CacheSpec, ComputeDtype, PageShape
+
+_STATES = {"linear_attention", "mamba", "mamba2", "conv", "recurrent"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A model that is not loaded.
+
+    Attributes:
+        groups: its layers by what they keep.
+        context: tokens that it was made for; None if the config does not say.
+        refusal: why it does not run here; empty if it does.
+        model: of transformers, without memory; None where transformers does not know the type.
+        stored: how the tensors of a GGUF file are packed, by parameter.
+    """
+
+    name: str
+    model_type: str
+    groups: tuple[CacheGroup, ...]
+    context: int | None
+    refusal: str
+    model: Any
+    stored: Mapping[str, int]
+
+    def spec(self, dtype: ComputeDtype) -> CacheSpec:
+        """What its cache looks like: to the engine, if it runs here, layers with a window are as others."""
+        if self.refusal:
+            return CacheSpec(self.groups, dtype)
+        whole = replace(self.groups[0], kind="full_attention", window=0)
+        return CacheSpec((replace(whole, num_layers=sum(group.num_layers for group in self.groups)),), dtype)
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Weights, those that are used twice counted once."""
+        if self.model is None:
+            return None
+        total = sum(int(parameter.numel()) for parameter in self.model.parameters())
+        head = self.model.get_output_embeddings()
+        tied = head is not None and self.model.config.tie_word_embeddings
+        return total - int(head.weight.numel()) if tied else total
+
+    def weights_bytes(self, weights: WeightsChoice, dtype: ComputeDtype) -> int | None:
+        """Bytes of the weights as they would be held; see `EngineConfig` for the choices. None if not known."""
+        if self.model is None:
+            return None
+        from octavo.models.packed import is_linear
+
+        entrance, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        place = next((name for name, module in self.model.named_modules() if module is entrance), "")
+        total = 0
+        for path, module in self.model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                at = f"{path}.{name}"
+                if module is head and at not in self.stored:
+                    at = f"{place}.{name}"  # the same matrix, used twice
+                is_matrix = is_linear(module) and name == "weight"
+                total += self._held(parameter, at, is_matrix, module is entrance, weights, dtype)
+        return total
+
+    def _held(
+        self,
+        parameter: Any,
+        at: str,
+        is_matrix: bool,
+        is_embedding: bool,
+        weights: WeightsChoice,
+        dtype: ComputeDtype,
+    ) -> int:
+        from octavo.models.packed import PACKED_TYPES
+
+        type_id = self.stored.get(at)
+        packed = type_id is not None and gguf_header.TENSOR_TYPES[type_id].name in PACKED_TYPES
+        if type_id is not None and packed and parameter.ndim > 1 and weights not in DTYPE_BYTES:
+            return 0 if is_embedding else _packed_bytes(type_id, parameter.shape)
+        if is_matrix and weights in ("int8", "int4"):
+            return _packed_bytes({"int8": 8, "int4": 3}[weights], parameter.shape)
+        return int(parameter.numel()) * DTYPE_BYTES[dtype]
+
+
+def outline(name: str | os.PathLike[str]) -> Outline:
+    """Reads what a name stands for as far as a plan needs it: a `config.json`, or the header of a GGUF file.
+
+    Args:
+        name: as for `catalog.resolve`, or the path of a `config.json`; a folder needs no weights.
+
+    Raises:
+        OctavoError: there is no such model, its file is damaged, or its layers are of a kind that is not known.
+    """
+    path = Path(name).expanduser()
+    if path.suffix == ".json" and path.is_file():
+        return outline_of(folder.read_json(path), str(name))
+    if path.is_dir() and (path / folder.CONFIG).is_file():
+        return outline_of(folder.read_json(path / folder.CONFIG), path.resolve().name)
+    source = catalog.resolve(name)
+    if source.kind == "hub":
+        config = hub.config_file(source.name) if source.path is None else source.path / folder.CONFIG
+        return outline_of(folder.read_json(config), source.name)
+    file = catalog.local_path(source)
+    with gguf.refused_if_broken(file):
+        header = gguf_header.read_header(file)
+        stored = {weight.name: weight.tensor.type_id for weight in gguf_arch.weights_of(header)}
+        return outline_of(gguf_arch.config_fields(header), source.name, stored)
+
+
+def outline_of(fields: Mapping[str, Any], name: str, stored: Mapping[str, int] | None = None) -> Outline:
+    """The outline of a config's fields.
+
+    Raises:
+        InvalidModelFile: they do not describe a language model.
+        UnsupportedModel: its layers are of a kind that is not known.
+    """
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str):
+        raise InvalidModelFile(f"{name} has no model_type, so it is no config of a model.")
+    model, config = _build(fields)
+    config = _Raw(fields) if config is None else config
+    try:
+        groups = tuple(_groups(config))
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise InvalidModelFile(
+            f"The config of {name} ({model_type}) does not say how wide its layers are: {error}."
+        ) from error
+    context = getattr(config, "max_position_embeddings", None)
+    wraps = any(name in fields for name in ("vision_config", "audio_config", "text_config"))
+    refusal = "it takes more than text (or wraps a text model)" if wraps else _refusal(model, model_type)
+    return Outline(
+        name, model_type, groups, context if isinstance(context, int) else None, refusal, model, stored or {}
+    )
+
+
+def _build(fields: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The model without memory and its config, each None if transformers does not know it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    from octavo.models.quiet import quiet_transformers
+
+    known = {name: value for name, value in fields.items() if name not in ("auto_map", "quantization_config")}
+    config = None
+    with quiet_transformers():
+        try:
+            config = AutoConfig.for_model(**known).get_text_config()
+            with torch.device("meta"), no_init_weights():
+                return AutoModelForCausalLM.from_config(config).eval(), config
+        except Exception:  # whatever a library says of a config that it does not know
+            return None, config
+
+
+def _refusal(model: Any, model_type: str) -> str:
+    if model is None:
+        return f"the installed transformers cannot build {model_type} models"
+    from octavo.models.support import refuse_unsupported
+
+    try:
+        refuse_unsupported(model)
+    except UnsupportedModel as error:
+        return str(error).partition(": ")[2].rstrip(".") or str(error)
+    return ""
+
+
+class _Raw(SimpleNamespace):
+    """Fields of a config as they are written, under the names that most configs have."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        inner = fields.get("text_config")
+        names = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size"}
+        super().__init__(
+            **{names.get(name, name): value for name, value in {**fields, **(inner or {})}.items()}
+        )
+
+
+def _groups(config: Any) -> list[CacheGroup]:
+    """The layers of a config by what they keep; attention over everything first."""
+    num_heads = int(config.num_attention_heads)
+    page = _page(config, num_heads)
+    kinds = Counter(_kinds(config))
+    window = int(
+        getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None) or 0
+    )
+    groups = []
+    for kind in sorted(kinds, key=lambda kind: (kind in _STATES, kind)):
+        count = kinds[kind]
+        if kind in ("full_attention", "attention"):
+            whole = "latent" if getattr(config, "kv_lora_rank", None) else "full_attention"
+            groups.append(CacheGroup(whole, count, num_heads, page))  # type: ignore[arg-type]
+        elif kind in ("sliding_attention", "chunked_attention"):
+            groups.append(CacheGroup("sliding_window", count, num_heads, page, window=window))
+        elif kind in _STATES:
+            none = PageShape(0, 0, 0)
+            groups.append(
+                CacheGroup("recurrent", count, num_heads, none, state_elements=_state(config, kind))
+            )
+        else:
+            raise UnsupportedModel(
+                f"Layers of type {kind} are not known, so what they keep cannot be planned. Known are full and sliding "
+                "attention, latents, and the states of Jamba, Qwen3-Next and LFM2."
+            )
+    return groups
+
+
+def _page(config: Any, num_heads: int) -> PageShape:
+    rank = getattr(config, "kv_lora_rank", None)
+    if rank:
+        return PageShape(1, int(rank) + int(config.qk_rope_head_dim), 0)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or num_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // num_heads)
+    return PageShape(kv_heads, head_dim, int(getattr(config, "v_head_dim", None) or head_dim))
+
+
+def _kinds(config: Any) -> list[str]:
+    """One for each layer that keeps something of its own."""
+    num_layers = int(config.num_hidden_layers)
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    if kinds is None:
+        sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+        kinds = ["sliding_attention" if sliding else "full_attention"] * num_layers
+    return list(kinds)[: num_layers - int(getattr(config, "num_kv_shared_layers", None) or 0)]
+
+
+def _state(config: Any, kind: str) -> int:
+    """Elements that a layer keeps of a sequence, however long it is."""
+    if getattr(
+        config, "linear_num_value_heads", None
+    ):  # gated delta rule: a matrix a head, and a short convolution
+        keys = config.linear_num_key_heads * config.linear_key_head_dim
+        values = config.linear_num_value_heads * config.linear_value_head_dim
+        matrix = config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
+        return int((2 * keys + values) * config.linear_conv_kernel_dim + matrix)
+    if getattr(config, "mamba_d_state", None):
+        inner = config.mamba_expand * config.hidden_size
+        return int(inner * (config.mamba_d_conv + config.mamba_d_state))
+    if kind == "conv":
+        return int(config.hidden_size * config.conv_L_cache)
+    raise UnsupportedModel(
+        f"What {config.model_type} keeps in its layers of type {kind} is not known, so it cannot be planned."
+    )
+
+
+def _packed_bytes(type_id: int, shape: Any) -> int:
+    from octavo import _native
+
+    num_outputs, num_inputs = shape[0], shape[1:].numel()
+    return int(_native.Matrix.of_type(type_id, 0, num_outputs, num_inputs).num_bytes)
