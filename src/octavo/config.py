@@ -89,6 +89,8 @@ class EngineConfig:
         kernels: `auto`, or `reference` to force the plain torch oracle.
         fuse: run a decoder's layers as one native call where its structure is known; `False` runs the modules of
             transformers one by one.
+        speculate: `auto` computes tokens that earlier text makes likely beside the one that is due, where it pays; the
+            answers are the same. `off` does not.
         debug_fill: fill fresh cache memory with NaN, so that a read before a write is seen.
     """
 
@@ -105,6 +107,7 @@ class EngineConfig:
     max_step_tokens: int = 512
     kernels: Literal["auto", "native", "reference"] = "auto"
     fuse: bool = True
+    speculate: Literal["auto", "off"] = "auto"
     debug_fill: bool = False
 
     def __post_init__(self) -> None:
@@ -113,12 +116,14 @@ class EngineConfig:
                 *("kv_memory_bytes", "kv_disk_bytes"),
                 *("context", "threads", "max_running", "max_step_tokens"),
             ),
-            "a string": ("dtype", "weights", "kv_format", "device", "kernels"),
+            "a string": ("dtype", "weights", "kv_format", "device", "kernels", "speculate"),
             "True or False": ("cache", "fuse", "debug_fill"),
         }
         _check_kinds(self, kinds, optional=("kv_memory_bytes", "context", "threads"))
         if self.kernels not in ("auto", "native", "reference"):
             raise InvalidRequest(f"kernels is {self.kernels!r}; it must be auto, native or reference.")
+        if self.speculate not in ("auto", "off"):
+            raise InvalidRequest(f"speculate is {self.speculate!r}; it must be auto or off.")
         check_weights(self.weights, self.dtype, self.device)
         for name in ("context", "threads", "kv_memory_bytes"):
             value = getattr(self, name)

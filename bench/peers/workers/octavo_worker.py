@@ -13,6 +13,7 @@ with no_garbage_collection():
     from octavo.engine.engine import TokenEngine
 
     chosen.setdefault("kv_disk", 0)  # or else what an earlier run has computed would be found
+    chosen.setdefault("speculate", "off")  # answers to random prompts repeat themselves, and are no measure
     engine = TokenEngine(chosen.pop("model"), **chosen)
 
 serve(generator(engine), {"octavo": octavo.__version__, "torch": torch.__version__})

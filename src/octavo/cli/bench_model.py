@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.options import EngineOptions, Model, grouped
+from octavo.cli.options import EngineOptions, Model, Speculate, grouped
 from octavo.cli.terminal import Terminal
 from octavo.cli.text import numbers
 from octavo.errors import InvalidRequest
@@ -49,6 +49,9 @@ def model(
         raise InvalidRequest("--prefill and --sequences take numbers from 1, --decode and --again from 0.")
     if engine.kv_disk is None:  # or else what an earlier run has computed would be found
         engine = replace(engine, kv_disk="0")
+    engine = replace(
+        engine, speculate=Speculate.off
+    )  # answers to random prompts repeat themselves, and are no measure
     settings = engine.settings()
     terminal = Terminal(json=json)
     catalog.resolve(name)  # a mistake is told before torch is imported

@@ -80,9 +80,12 @@ def measure(
         bars("start", 0, None)
         from octavo.engine.engine import load_as_set
 
-        settings = {name: value for name, value in settings.items() if name != "kv_disk"}
+        settings = {name: value for name, value in settings.items() if name not in ("kv_disk", "speculate")}
         config = EngineConfig(
-            kv_memory_bytes=settings.pop("kv_memory"), max_running=max(16, sequences), **settings
+            kv_memory_bytes=settings.pop("kv_memory"),
+            max_running=max(16, sequences),
+            speculate="off",
+            **settings,
         )
         loaded = load_as_set(model, config, bars)
         if config.threads is not None:

@@ -67,6 +67,13 @@ class KvFormat(StrEnum):
     raw = "raw"
 
 
+class Speculate(StrEnum):
+    """The choices of `--speculate`."""
+
+    auto = "auto"
+    off = "off"
+
+
 class Overflow(StrEnum):
     """The choices of `--overflow`."""
 
@@ -124,6 +131,14 @@ class EngineOptions:
             rich_help_panel=_ENGINE,
         ),
     ] = False
+    speculate: Annotated[
+        Speculate,
+        typer.Option(
+            help="Compute tokens that earlier text makes likely beside the one that is due, where it pays. The answers "
+            "are the same.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = Speculate.auto
     device: Annotated[str, typer.Option(metavar="NAME", help="A torch device.", rich_help_panel=_ENGINE)] = (
         "cpu"
     )
@@ -148,6 +163,7 @@ class EngineOptions:
             "kv_format": self.kv_format.value,
             "context": self.context,
             "cache": not self.no_cache,
+            "speculate": self.speculate.value,
             "device": self.device,
             "threads": self.threads,
         }

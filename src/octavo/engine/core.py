@@ -19,6 +19,7 @@ from octavo.engine.onlooker import Onlooker
 from octavo.engine.sampler import Sample, TokenSampler, draw_seed
 from octavo.engine.scheduler import Scheduled, Scheduler
 from octavo.engine.sequence import RequestState, Sequence
+from octavo.engine.speculation import Speculator
 from octavo.engine.step import run_step
 from octavo.errors import EngineError, InvalidRequest, RequestTooLarge
 from octavo.kv.storage.tier import Tier
@@ -74,7 +75,9 @@ class EngineCore:
             self._cache.tiers,
             max_running=config.max_running,
             max_step_tokens=config.max_step_tokens,
+            draft=self._draft,
         )
+        self._speculator = Speculator(self.context, loaded.eos_token_ids)
         self.onlooker = Onlooker(self._cache, self._scheduler, loaded.name, self.context)
         self._only_waits = False  # for the tier: nothing can be computed until something arrives
         self._sequences: dict[str, list[Sequence]] = {}
@@ -167,11 +170,18 @@ class EngineCore:
         except Exception as error:
             return self._failed(scheduled, error)
         events: list[Event] = []
-        for item, row in zip(scheduled, rows, strict=True):
-            events += self._advance(item, row)
-        seconds = time.perf_counter() - started_s
+        decodes = all(item.sequence.state.first_token_s is not None for item in scheduled)
+        for item, part in zip(scheduled, rows, strict=True):
+            if item.chunk.num_drafted and part is not None:
+                events += self._verify(item, part)
+            else:
+                events += self._advance(item, None if part is None else part[0])
         num_computed = sum(len(item.chunk.token_ids) for item in scheduled)
+        seconds = time.perf_counter() - started_s
         self._scheduler.computed(scheduled, seconds)
+        if decodes:
+            num_drafted = sum(item.chunk.num_drafted for item in scheduled)
+            self._speculator.costs.stepped(len(scheduled), num_drafted, seconds)
         self._cache.tiers.computed(num_computed, seconds)
         self._cache.tiers.save_some(num_computed=num_computed)
         return events
@@ -190,12 +200,14 @@ class EngineCore:
 
     def clear(self) -> int:
         """See `EngineCache.clear`."""
+        self._speculator.forget()
         self.onlooker.lineages.forget()
         return self._cache.clear()
 
     def forget(self, cache_namespace: str, *, on_disk: bool) -> int:
         """See `EngineCache.forget`; the journal forgets the tenant too."""
         self.journal.forget(cache_namespace)
+        self._speculator.forget(self._cache.namespace(cache_namespace))
         self.onlooker.lineages.forget(self._cache.namespace(cache_namespace))
         return self._cache.forget(cache_namespace, on_disk=on_disk)
 
@@ -259,6 +271,41 @@ class EngineCore:
                 self._scheduler.forget_blocks(answer)
         return events
 
+    def _draft(self, sequence: Sequence, room: int, num_sequences: int) -> list[int]:
+        """Guesses for a sequence that decodes. They need results that no other row of a step changes."""
+        if self._config.speculate == "off" or not self._exactness.exact:
+            return []
+        return self._speculator.draft(sequence, room, num_sequences)
+
+    def _verify(self, item: Scheduled, rows: torch.Tensor) -> list[Event]:
+        """Samples from the rows of a draft for as long as the token drawn is the one that was drafted.
+
+        The token drawn where they differ is part of the answer too. The cache then drops what was computed behind it.
+        """
+        sequence, state, chunk = item.sequence, item.sequence.state, item.chunk
+        table, num_blocks = chunk.table, len(chunk.table.block_ids)
+        drafted = [*chunk.token_ids[-chunk.num_drafted :], None]
+        taken: list[tuple[Sample, str, FinishReason | None]] = []
+        for row, guess in zip(rows, drafted, strict=True):
+            try:
+                sample = sequence.sampler.sample(row, len(sequence.token_ids))
+                text, reason = sequence.take(sample, eos_token_ids=self._eos, context=self.context)
+            except Exception as error:  # of this request alone, as above
+                return self._fail(state.request.request_id, error)
+            taken.append((sample, text, reason))
+            if reason is not None or sample.token_id != guess:
+                break
+        num_tokens = table.num_tokens + len(taken)
+        self._cache.manager.commit(table, chunk.token_ids)
+        left = self._cache.manager.truncate(table, num_tokens)
+        if left != num_tokens or len(table.block_ids) != num_blocks:
+            raise EngineError("A draft has sealed a block, which is a fault of Octavo.")
+        state.num_drafted_tokens += chunk.num_drafted
+        state.num_accepted_tokens += len(taken) - 1
+        return [
+            event for sample, text, reason in taken for event in self._tell(sequence, sample, text, reason)
+        ]
+
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         forks = []
         for index in range(1, sequence.state.request.params.n):
@@ -272,8 +319,14 @@ class EngineCore:
 
     def _append(self, sequence: Sequence, sample: Sample) -> list[Event]:
         """Adds a sampled token to an answer, and ends it where that is due."""
-        state = sequence.state
         text, reason = sequence.take(sample, eos_token_ids=self._eos, context=self.context)
+        return self._tell(sequence, sample, text, reason)
+
+    def _tell(
+        self, sequence: Sequence, sample: Sample, text: str, reason: FinishReason | None
+    ) -> list[Event]:
+        """What a token that an answer has taken adds to it."""
+        state = sequence.state
         if reason is not None:
             return self._finish(sequence, reason, text + sequence.detokenizer.finish(), sample)
         sequence.text += text
@@ -302,6 +355,7 @@ class EngineCore:
             self._cache.retain(state, sequence.table)
             self.onlooker.ended(sequence)
         self._scheduler.release(sequence)
+        self._speculator.finished(sequence)
         choice = state.choices[sequence.index] = sequence.choice()
         reply = None
         if state.finished:

@@ -101,7 +101,8 @@ class Usage:
     """Token counts of one request. `prompt_tokens == cached_tokens + computed_tokens` with the cache on.
 
     Without the cache `computed_tokens` counts every token of every step. Of the cached tokens, `loaded_tokens`
-    came from the disk.
+    came from the disk. Of `drafted_tokens`, which were guessed from earlier text and computed beside the answer's own,
+    `accepted_tokens` are part of the answer.
     """
 
     prompt_tokens: int
@@ -109,6 +110,8 @@ class Usage:
     computed_tokens: int
     completion_tokens: int
     loaded_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

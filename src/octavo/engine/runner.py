@@ -20,11 +20,15 @@ from octavo.spec import BLOCK_SIZE
 
 @dataclass(slots=True)
 class Chunk:
-    """New tokens of one sequence for one step, with the room that was allocated for them."""
+    """New tokens of one sequence for one step, with the room that was allocated for them.
+
+    The last `num_drafted` of them are guesses.
+    """
 
     token_ids: SequenceOf[int]
     table: BlockTable
     plan: StepPlan
+    num_drafted: int = 0
 
     @property
     def sealed_block_ids(self) -> list[int]:

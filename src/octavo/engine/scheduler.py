@@ -10,7 +10,7 @@ it is evicted.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -38,15 +38,23 @@ class Scheduler:
     Args:
         max_running: sequences that hold a place in the cache at once.
         max_step_tokens: tokens of one step.
+        draft: guesses for a sequence that decodes: at most so many, in a step of so many sequences.
     """
 
     def __init__(
-        self, manager: KVCacheManager, tiers: Tiers, *, max_running: int, max_step_tokens: int
+        self,
+        manager: KVCacheManager,
+        tiers: Tiers,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        draft: Callable[[Sequence, int, int], list[int]],
     ) -> None:
         self._manager = manager
         self._tiers = tiers
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
+        self._draft = draft
         self._pace = Pace(max_step_tokens)
         self._suspects: list[Sequence] = []
         self._crowded: tuple[int, ...] | None = None  # how things stood when nobody could be taken in
@@ -97,7 +105,8 @@ class Scheduler:
         """The step is done, in this time."""
         num_decodes = sum(len(item.chunk.token_ids) == 1 for item in scheduled)
         num_tokens = sum(len(item.chunk.token_ids) for item in scheduled)
-        self._pace.computed(num_decodes, num_tokens - num_decodes, seconds)
+        if not any(item.chunk.num_drafted for item in scheduled):
+            self._pace.computed(num_decodes, num_tokens - num_decodes, seconds)
         for item in scheduled:
             self.waiting.computed(item.sequence, len(item.chunk.token_ids))
 
@@ -156,13 +165,14 @@ class Scheduler:
             count = min(to_read, budget, sequence.num_remaining_tokens) if reads else min(budget, 1)
             if not count or sequence not in self.running:
                 continue  # no tokens left in this step, or it was preempted just now
-            chunk = self._chunk(sequence, count)
+            spare = 0 if reads else budget - len(active)  # for drafts, after one token for everybody
+            chunk = self._chunk(sequence, count, spare)
             while chunk is None and self._preempt(sequence, chosen, first):
-                chunk = self._chunk(sequence, count)
+                chunk = self._chunk(sequence, count, spare)
             if chunk is not None:
                 scheduled.append(Scheduled(sequence, chunk))
                 chosen.add(sequence)
-                budget -= count
+                budget -= len(chunk.token_ids)
                 to_read -= count if reads else 0
         return scheduled + self._take_in(min(to_read, budget))
 
@@ -196,8 +206,8 @@ class Scheduler:
             chunk = self._chunk(sequence, min(self._max_step_tokens, sequence.num_remaining_tokens))
         return [] if chunk is None else [Scheduled(sequence, chunk)]
 
-    def _chunk(self, sequence: Sequence, count: int) -> Chunk | None:
-        """Room for the sequence's next `count` tokens, or fewer; None when there is none."""
+    def _chunk(self, sequence: Sequence, count: int, spare: int = 0) -> Chunk | None:
+        """Room for the sequence's next `count` tokens, or fewer, and `spare` drafted ones; None when there is none."""
         if sequence.table is None:
             self._start(sequence, self._match(sequence))
         table = sequence.table
@@ -205,10 +215,12 @@ class Scheduler:
         if sequence.waits_for_tier:
             return None
         count = min(count, sequence.num_remaining_tokens)
-        plan = self._manager.allocate(table, count)
+        drafted = self._draft(sequence, spare, len(self.running)) if spare > 0 else []
+        plan = self._manager.allocate(table, count + len(drafted))
         if plan is None:
             return None
-        return Chunk(sequence.token_ids[table.num_tokens : table.num_tokens + count], table, plan)
+        known = sequence.token_ids[table.num_tokens : table.num_tokens + count]
+        return Chunk([*known, *drafted], table, plan, num_drafted=len(drafted))
 
     # Who is taken in
 

@@ -21,6 +21,7 @@ from octavo.engine.messages import (
     Why,
 )
 from octavo.engine.sampler import Sample, TokenSampler
+from octavo.engine.speculation import Drafter
 from octavo.kv.explain import Miss
 from octavo.kv.storage.tier import Elsewhere
 from octavo.kv.table import BlockTable
@@ -52,6 +53,8 @@ class RequestState:
     miss: Miss | None = None
     elsewhere: Elsewhere | None = None
     num_expired_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     lineage: Lineage | None = None
     notes: list[str] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
@@ -99,6 +102,8 @@ class RequestState:
             cached_tokens=self.num_cached_tokens,
             computed_tokens=self.num_computed_tokens,
             loaded_tokens=self.num_loaded_tokens,
+            drafted_tokens=self.num_drafted_tokens,
+            accepted_tokens=self.num_accepted_tokens,
             completion_tokens=sum(len(choice.token_ids) for choice in self.choices.values()),
         )
 
@@ -156,6 +161,7 @@ class Sequence:
     suspect: bool = False
     num_preempted: int = 0
     follows: tuple[Sequence, int] | None = None
+    drafter: Drafter | None = None
 
     @property
     def rank(self) -> tuple[int, int, int]:

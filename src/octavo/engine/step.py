@@ -15,21 +15,26 @@ from octavo.engine.scheduler import Scheduled
 
 
 def run_step(runner: Runner, scheduled: SequenceOf[Scheduled]) -> list[torch.Tensor | None]:
-    """Computes the chunks; logits `[vocabulary]` of the last row of those that complete their sequence."""
+    """Computes the chunks.
+
+    Returns:
+        For each that completes its sequence, the logits `[1 + drafted tokens, vocabulary]` of its last rows.
+    """
     chunks = [item.chunk for item in scheduled]
     counts = [len(chunk.token_ids) for chunk in chunks]
-    completes = [
-        count == item.sequence.num_remaining_tokens for count, item in zip(counts, scheduled, strict=True)
+    lasts = [  # how many rows
+        1 + chunk.num_drafted if count - chunk.num_drafted == item.sequence.num_remaining_tokens else 0
+        for count, chunk, item in zip(counts, chunks, scheduled, strict=True)
     ]
     if all(item.sequence.state.request.prompt_logprobs is None for item in scheduled):
         ends = itertools.accumulate(counts)
-        wanted = [end - 1 for end, complete in zip(ends, completes, strict=True) if complete]
-        rows = iter(runner.run(chunks, torch.tensor(wanted, dtype=torch.int64)))
-        return [next(rows) if complete else None for complete in completes]
+        wanted = [row for end, last in zip(ends, lasts, strict=True) for row in range(end - last, end)]
+        parts = torch.split(runner.run(chunks, torch.tensor(wanted, dtype=torch.int64)), lasts)
+        return [part if last else None for part, last in zip(parts, lasts, strict=True)]
     parts = torch.split(runner.run(chunks, torch.arange(sum(counts))), counts)
     for item, part in zip(scheduled, parts, strict=True):
         _score(item, part.numpy())
-    return [part[-1] if complete else None for part, complete in zip(parts, completes, strict=True)]
+    return [part[-last:] if last else None for part, last in zip(parts, lasts, strict=True)]
 
 
 def _score(item: Scheduled, rows: npt.NDArray[np.float32]) -> None:

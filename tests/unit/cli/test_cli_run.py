@@ -15,7 +15,15 @@ from octavo.engine.messages import Why
 from octavo.errors import InvalidModelFile, NumericalError
 from octavo.models.loaded import Source
 
-USAGE = {"prompt_tokens", "cached_tokens", "computed_tokens", "completion_tokens", "loaded_tokens"}
+USAGE = {
+    "accepted_tokens",
+    "drafted_tokens",
+    "prompt_tokens",
+    "cached_tokens",
+    "computed_tokens",
+    "completion_tokens",
+    "loaded_tokens",
+}
 TIMINGS = {"queue_s", "prefill_s", "ttft_s", "total_s", "decode_tokens_per_s"}
 MEMORY = {
     "weights",
@@ -212,7 +220,7 @@ def test_options_reach_the_engine(program: Any) -> None:
     program("run", "toy", "x",
             "--dtype", "fp32", "--weights", "fp32", "--kv-memory", "2MiB", "--kv-disk", "3MiB", "--kv-format", "raw",
             "--context", "99",
-            "--device", "meta", "--threads", "3", "--max-tokens", "5", "--temperature", "0.5", "--top-k", "4",
+            "--device", "meta", "--speculate", "off", "--threads", "3", "--max-tokens", "5", "--temperature", "0.5", "--top-k", "4",
             "--top-p", "0.9", "--min-p", "0.1", "--repetition-penalty", "1.1", "--presence-penalty", "0.2",
             "--frequency-penalty", "0.3", "--seed", "11", "--stop", "END", "--stop", "\n", "--logprobs", "0",
             "--system", "Be brief.")  # fmt: skip
@@ -224,6 +232,7 @@ def test_options_reach_the_engine(program: Any) -> None:
         "kv_format": "raw",
         "context": 99,
         "cache": True,
+        "speculate": "off",
         "device": "meta",
         "threads": 3,
     }
