@@ -22,6 +22,9 @@ cache = typer.Typer(
     name="cache", no_args_is_help=True, help="See, check, move or clear what is kept on disk."
 )
 
+_KEPT_BY_SERVERS = ("transcript", "response", "dialogue")
+"""Kinds of documents: what was generated, responses, and conversations that responses add to."""
+
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
@@ -152,8 +155,8 @@ def clear(
 ) -> None:
     """Forget keys and values, on disk and in the memory of engines that are running.
 
-    Nothing that was computed before is used afterwards. Saved conversations are kept as text and tokens, unless
-    --conversations is given.
+    Nothing that was computed before is used afterwards, and what servers keep of responses and conversations is gone.
+    Conversations that were saved are kept as text and tokens, unless --conversations is given.
     """
     from octavo.sessions import archive
 
@@ -174,11 +177,13 @@ def clear(
         store.mark_cleared()
         if model is None and tenant is None:
             gone = store.clear()
-            store.remove_documents("transcript")
+            for kind in _KEPT_BY_SERVERS:
+                store.remove_documents(kind)
         else:
             gone = sum(store.clear_space(space.namespace) for space in spaces)
             for space in spaces:
-                store.remove_documents("transcript", str(space.fields.get("tenant", "")))
+                for kind in _KEPT_BY_SERVERS:
+                    store.remove_documents(kind, str(space.fields.get("tenant", "")))
         if conversations:
             for item in archive.kept(store):
                 if (model is None or item.model == model) and (tenant is None or item.tenant == tenant):

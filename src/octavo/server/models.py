@@ -148,7 +148,9 @@ class Models:
             How many transcripts there were in memory.
         """
         self.disk.clear(tenant=namespace)
-        return DurableTranscripts(self._transcripts, self.disk, b"").forget(namespace)
+        num_transcripts = DurableTranscripts(self._transcripts, self.disk, b"").forget(namespace)
+        self.disk.flush(60.0)  # when this is told, it is so
+        return num_transcripts
 
     def check(self) -> None:
         """Raises EngineStopped unless every engine runs."""

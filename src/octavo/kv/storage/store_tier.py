@@ -182,6 +182,10 @@ class StoreTier:
         """All documents of a kind that were written, the one used last first; safe in any thread."""
         return self._read_documents(lambda: list(self._store.documents(kind)))
 
+    def remove_document(self, kind: str, tenant: str, key: bytes) -> None:
+        """Remove a document, also if it waits to be written."""
+        self._jobs.put(lambda: self._store.remove_document(kind, tenant, key))
+
     def remove_documents(self, kind: str, tenant: str) -> None:
         """Remove a tenant's documents of a kind, and those that wait to be written."""
         self._jobs.put(lambda: self._store.remove_documents(kind, tenant))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from octavo.server.chat.messages import ChatMessage
+from octavo.kv.storage.records import Document
+from octavo.kv.storage.tier import Tier
+from octavo.server.chat.messages import Call, ChatMessage
 from octavo.server.problems import Problem
+
+_FLUSH_S = 30.0
 
 
 @dataclass(slots=True)
@@ -27,6 +32,17 @@ class KeptResponse:
     items: list[dict[str, Any]]
     messages: tuple[ChatMessage, ...]
     task: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self.response["id"])
+
+    def packed(self) -> dict[str, Any]:
+        return {"response": self.response, "items": self.items, "messages": _packed(self.messages)}
+
+    @classmethod
+    def unpacked(cls, values: Mapping[str, Any]) -> Self:
+        return cls(values["response"], values["items"], _unpacked(values["messages"]))
 
 
 @dataclass(slots=True)
@@ -51,41 +67,114 @@ class KeptConversation:
             "metadata": self.metadata,
         }
 
+    def packed(self) -> dict[str, Any]:
+        return {**self.as_json(), "items": list(self.items), "messages": _packed(self.messages)}
+
+    @classmethod
+    def unpacked(cls, values: Mapping[str, Any]) -> Self:
+        messages = _unpacked(values["messages"])
+        return cls(values["id"], values["metadata"], values["items"], messages, values["created_at"])
+
 
 T = TypeVar("T", KeptResponse, KeptConversation)
 
 
-class Shelf(OrderedDict[tuple[str, str], T]):
-    """At most `max_items` things by tenant and id; the longest unused go first. For the event loop alone."""
+class Shelf(Generic[T]):
+    """Things by tenant and id, the last ones in memory and below them all of them on disk. For one event loop.
 
-    def __init__(self, what: str, max_items: int) -> None:
-        super().__init__()
+    Args:
+        what: they are called in messages, and the kind of their documents.
+        max_items: in memory; the longest unused leave it first.
+        disk: keeps nothing if there is no disk tier.
+        unpacked: makes a thing of what its `packed` gave; raises if another version gave it.
+    """
+
+    def __init__(
+        self, what: str, max_items: int, disk: Tier, unpacked: Callable[[Mapping[str, Any]], T]
+    ) -> None:
         self._what = what
         self._max_items = max_items
+        self._disk = disk
+        self._thing_of: Callable[[Mapping[str, Any]], T] = unpacked
+        self._things: OrderedDict[tuple[str, str], T] = OrderedDict()
 
-    def find(self, namespace: str, id_: str) -> T:
+    def __contains__(self, key: tuple[str, str]) -> bool:
+        """Whether a tenant's thing of an id is in memory."""
+        return key in self._things
+
+    async def find(self, namespace: str, id_: str) -> T:
         """What a tenant has kept.
 
         Raises:
             Problem: it is not there, or another's.
         """
-        found = self.get((namespace, id_))
+        found = self._things.get((namespace, id_))
         if found is None:
-            raise Problem(
-                404, f"There is no {self._what} {id_[:80]!r}; it may have been forgotten.", "not_found"
-            )
-        self.move_to_end((namespace, id_))
+            found = await asyncio.to_thread(self._read, namespace, id_)
+            # Somebody else may have read it meanwhile, and changed it.
+            found = self._things.get((namespace, id_), found)
+            if found is None:
+                said = f"There is no {self._what} {id_[:80]!r}; it may have been forgotten."
+                raise Problem(404, said, "not_found")
+        self.put(namespace, found)
         return found
 
-    def keep(self, namespace: str, id_: str, thing: T) -> None:
-        self[namespace, id_] = thing
-        self.move_to_end((namespace, id_))
-        while len(self) > self._max_items:
-            self.popitem(last=False)
+    def put(self, namespace: str, thing: T) -> None:
+        """Keeps something in memory, as used last."""
+        self._things[namespace, thing.id] = thing
+        self._things.move_to_end((namespace, thing.id))
+        while len(self._things) > self._max_items:
+            self._things.popitem(last=False)
+
+    async def save(self, namespace: str, thing: T) -> None:
+        """Keeps something in memory and on disk, in place of what was there."""
+        self.put(namespace, thing)
+
+        def write() -> None:
+            data = json.dumps(thing.packed()).encode()
+            if (namespace, thing.id) in self._things:  # it may have been deleted meanwhile
+                self._disk.put_document(Document(self._what, thing.id.encode(), data, namespace))
+
+        await asyncio.to_thread(write)
+
+    async def drop(self, namespace: str, id_: str) -> None:
+        """Deletes a thing, which was found."""
+        self._things.pop((namespace, id_), None)
+        self._disk.remove_document(self._what, namespace, id_.encode())
+        await asyncio.to_thread(self._disk.flush, _FLUSH_S)
 
     def forget(self, namespace: str) -> int:
-        """Drops all of a tenant's; how many there were."""
-        gone = [key for key in self if key[0] == namespace]
+        """Drops all of a tenant's, in memory and on disk; how many there were in memory."""
+        self._disk.remove_documents(self._what, namespace)
+        gone = [key for key in self._things if key[0] == namespace]
         for key in gone:
-            del self[key]
+            del self._things[key]
         return len(gone)
+
+    def clear(self) -> None:
+        """Drops what is in memory."""
+        self._things.clear()
+
+    def _read(self, namespace: str, id_: str) -> T | None:
+        document = self._disk.get_document(self._what, namespace, id_.encode("utf-8", "surrogatepass"))
+        if document is None:
+            return None
+        try:
+            return self._thing_of(json.loads(document.data))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def _packed(messages: Sequence[ChatMessage]) -> list[list[Any]]:
+    return [
+        [message.role, message.content, message.call_id]
+        + [[call.id, call.name, call.arguments] for call in message.calls]
+        for message in messages
+    ]
+
+
+def _unpacked(values: Sequence[Sequence[Any]]) -> tuple[ChatMessage, ...]:
+    return tuple(
+        ChatMessage(role, content, tuple(Call(*call) for call in calls), call_id)
+        for role, content, call_id, *calls in values
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -29,16 +29,20 @@ class Responses:
 
     def __init__(self, models: Models, max_kept: int) -> None:
         self._models = models
-        self.responses: Shelf[KeptResponse] = Shelf("response", max_kept)
-        self.conversations: Shelf[KeptConversation] = Shelf("conversation", max_kept)
+        disk = models.disk
+        self.responses: Shelf[KeptResponse] = Shelf("response", max_kept, disk, KeptResponse.unpacked)
+        self.conversations: Shelf[KeptConversation] = Shelf(
+            "dialogue", max_kept, disk, KeptConversation.unpacked
+        )
+        models.on_cleared += [self.responses.clear, self.conversations.clear]
 
     async def create(self, request: Request, body: ResponseRequest) -> Response:
         """Answers, as one object, as a stream of events, or later in the background."""
         visit = visit_of(request)
         model = await self._models.hold(body.model, visit)
         namespace = visit.tenant.namespace
-        conversation = self._conversation(namespace, body)
-        before = self._before(namespace, body, conversation)
+        conversation = await self._conversation(namespace, body)
+        before = await self._before(namespace, body, conversation)
         own = messages_of(body.input)
         messages = (*before, *own)
         if not messages:
@@ -53,15 +57,16 @@ class Responses:
         run = ResponseRun(model, body, visit, None if conversation is None else conversation.id)
         items = kept_items(body.input)
 
-        def done() -> None:
-            if conversation is not None:
+        async def done() -> None:
+            if conversation is not None and (namespace, conversation.id) in self.conversations:
                 conversation.add([*items, *run.response["output"]], [*own, run.message])
+                await self.conversations.save(namespace, conversation)
             if body.store is not False:
                 kept = KeptResponse(run.response, items, (*messages, run.message))
-                self.responses.keep(namespace, run.response["id"], kept)
+                await self._keep(namespace, kept, body)
 
         if body.background:
-            return self._in_background(run, asked, items, messages, visit, done)
+            return self._in_background(run, asked, items, messages, visit, body, done)
         events = _until_done(run, asked, done)
         if body.stream:
             return await event_stream(
@@ -70,19 +75,26 @@ class Responses:
         await unless_gone(request, _drain(events))
         return JsonReply(run.response)
 
-    def retrieve(self, namespace: str, response_id: str) -> dict[str, Any]:
-        return self.responses.find(namespace, response_id).response
+    async def find(self, namespace: str, response_id: str) -> KeptResponse:
+        """A response that is kept; raises Problem if there is none."""
+        self._models.check_cleared()
+        return await self.responses.find(namespace, response_id)
 
-    def delete(self, namespace: str, response_id: str) -> dict[str, Any]:
-        kept = self.responses.find(namespace, response_id)
+    async def find_conversation(self, namespace: str, conversation_id: str) -> KeptConversation:
+        """A conversation that is kept; raises Problem if there is none."""
+        self._models.check_cleared()
+        return await self.conversations.find(namespace, conversation_id)
+
+    async def delete(self, namespace: str, response_id: str) -> dict[str, Any]:
+        kept = await self.find(namespace, response_id)
         if kept.task is not None:
             kept.task.cancel()
-        del self.responses[namespace, response_id]
+        await self.responses.drop(namespace, response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
-    def cancel(self, namespace: str, response_id: str) -> dict[str, Any]:
+    async def cancel(self, namespace: str, response_id: str) -> dict[str, Any]:
         """Ends a response that is made in the background; one that has ended stays as it is."""
-        kept = self.responses.find(namespace, response_id)
+        kept = await self.find(namespace, response_id)
         if not kept.response["background"]:
             raise Problem(
                 400,
@@ -93,26 +105,33 @@ class Responses:
         if kept.task is not None and kept.response["status"] in ("queued", "in_progress"):
             kept.response["status"] = "cancelled"
             kept.task.cancel()
+            await self.responses.save(namespace, kept)
         return kept.response
 
-    def create_conversation(self, namespace: str, body: ConversationRequest) -> dict[str, Any]:
+    async def create_conversation(self, namespace: str, body: ConversationRequest) -> dict[str, Any]:
         items = body.items or []
         conversation = KeptConversation(
             new_id("conv"), body.metadata or {}, kept_items(items), tuple(messages_of(items))
         )
-        self.conversations.keep(namespace, conversation.id, conversation)
+        await self.conversations.save(namespace, conversation)
         return conversation.as_json()
 
-    def delete_conversation(self, namespace: str, conversation_id: str) -> dict[str, Any]:
-        self.conversations.find(namespace, conversation_id)
-        del self.conversations[namespace, conversation_id]
+    async def delete_conversation(self, namespace: str, conversation_id: str) -> dict[str, Any]:
+        await self.find_conversation(namespace, conversation_id)
+        await self.conversations.drop(namespace, conversation_id)
         return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
     def forget(self, namespace: str) -> int:
         """Drops all responses and conversations of a tenant; how many there were."""
         return self.responses.forget(namespace) + self.conversations.forget(namespace)
 
-    def _conversation(self, namespace: str, body: ResponseRequest) -> KeptConversation | None:
+    async def _keep(self, namespace: str, kept: KeptResponse, body: ResponseRequest) -> None:
+        if body.disk:
+            await self.responses.save(namespace, kept)
+        else:
+            self.responses.put(namespace, kept)
+
+    async def _conversation(self, namespace: str, body: ResponseRequest) -> KeptConversation | None:
         if body.conversation is None:
             return None
         if body.previous_response_id is not None:
@@ -123,16 +142,16 @@ class Responses:
                 "conversation",
             )
         named = body.conversation if isinstance(body.conversation, str) else body.conversation.id
-        return self.conversations.find(namespace, named)
+        return await self.find_conversation(namespace, named)
 
-    def _before(
+    async def _before(
         self, namespace: str, body: ResponseRequest, conversation: KeptConversation | None
     ) -> tuple[ChatMessage, ...]:
         if conversation is not None:
             return conversation.messages
         if body.previous_response_id is None:
             return ()
-        kept = self.responses.find(namespace, body.previous_response_id)
+        kept = await self.find(namespace, body.previous_response_id)
         if kept.response["status"] in ("queued", "in_progress"):
             raise Problem(
                 400,
@@ -149,15 +168,16 @@ class Responses:
         items: list[dict[str, Any]],
         messages: Sequence[ChatMessage],
         visit: Visit,
-        done: Callable[[], None],
+        body: ResponseRequest,
+        done: Callable[[], Awaitable[None]],
     ) -> Response:
         namespace = visit.tenant.namespace
         kept = KeptResponse(run.response, items, tuple(messages))
-        self.responses.keep(namespace, run.response["id"], kept)
+        self.responses.put(namespace, kept)
 
-        def finish() -> None:
-            if (namespace, run.response["id"]) in self.responses:  # it may have been deleted meanwhile
-                done()
+        async def finish() -> None:
+            if (namespace, kept.id) in self.responses:  # it may have been deleted meanwhile
+                await done()
 
         async def make() -> None:
             try:
@@ -167,6 +187,8 @@ class Responses:
                 if problem.status == 500:
                     log("response failed", logging.ERROR, error=error, id=run.response["id"])
                 run.failed(problem)
+                if (namespace, kept.id) in self.responses:
+                    await self._keep(namespace, kept, body)
 
         releases, visit.releases = visit.releases, []  # the model is needed for longer than the visit
 
@@ -180,13 +202,13 @@ class Responses:
 
 
 async def _until_done(
-    run: ResponseRun, asked: Asked, done: Callable[[], None]
+    run: ResponseRun, asked: Asked, done: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The events of a response; it is kept before the last one is told."""
     async with aclosing(run.events(asked)) as events:
         async for event in events:
             if event["type"] in ("response.completed", "response.incomplete"):
-                done()
+                await done()
             yield event
 
 

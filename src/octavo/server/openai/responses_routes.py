@@ -43,34 +43,34 @@ def responses_routes(responses: Responses) -> APIRouter:
 
     @router.get("/responses/{response_id}", summary="A response that was kept", **one)
     async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
-        return responses.retrieve(tenant(request), response_id)
+        return (await responses.find(tenant(request), response_id)).response
 
     @router.delete("/responses/{response_id}", summary="Forget a response")
     async def delete(request: Request, response_id: str) -> Deleted:
-        return Deleted(**responses.delete(tenant(request), response_id))
+        return Deleted(**await responses.delete(tenant(request), response_id))
 
     @router.post("/responses/{response_id}/cancel", summary="End a response in the background", **one)
     async def cancel(request: Request, response_id: str) -> dict[str, Any]:
-        return responses.cancel(tenant(request), response_id)
+        return await responses.cancel(tenant(request), response_id)
 
     @router.get("/responses/{response_id}/input_items", summary="What a response answered")
     async def input_items(
         request: Request, response_id: str, order: Order = "desc", after: str | None = None, limit: Limit = 20
     ) -> ItemList:
-        kept = responses.responses.find(tenant(request), response_id)
+        kept = await responses.find(tenant(request), response_id)
         return ItemList(**listed(kept.items, order=order, after=after, limit=limit))
 
     @router.post("/conversations", summary="Begin a conversation")
     async def create_conversation(request: Request, body: ConversationRequest) -> Conversation:
-        return Conversation(**responses.create_conversation(tenant(request), body))
+        return Conversation(**await responses.create_conversation(tenant(request), body))
 
     @router.get("/conversations/{conversation_id}", summary="A conversation")
     async def conversation(request: Request, conversation_id: str) -> Conversation:
-        return Conversation(**responses.conversations.find(tenant(request), conversation_id).as_json())
+        return Conversation(**(await responses.find_conversation(tenant(request), conversation_id)).as_json())
 
     @router.delete("/conversations/{conversation_id}", summary="Forget a conversation")
     async def delete_conversation(request: Request, conversation_id: str) -> Deleted:
-        return Deleted(**responses.delete_conversation(tenant(request), conversation_id))
+        return Deleted(**await responses.delete_conversation(tenant(request), conversation_id))
 
     @router.get("/conversations/{conversation_id}/items", summary="What was said in a conversation")
     async def items(
@@ -80,7 +80,7 @@ def responses_routes(responses: Responses) -> APIRouter:
         after: str | None = None,
         limit: Limit = 20,
     ) -> ItemList:
-        kept = responses.conversations.find(tenant(request), conversation_id)
+        kept = await responses.find_conversation(tenant(request), conversation_id)
         return ItemList(**listed(kept.items, order=order, after=after, limit=limit))
 
     return router
