@@ -121,6 +121,15 @@ def serve(
             help="A system prompt to be read before the first request asks for it; may be repeated.",
         ),
     ] = None,
+    shared_prefix: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A system prompt that is public: it is read once, at the start, and every key's requests may go "
+            "on from it. May be repeated.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
     max_loaded: Annotated[
         str | None,
         typer.Option(
@@ -197,11 +206,12 @@ def serve(
     known, limit = loadings(model, options, None if max_loaded is None else parse_bytes(max_loaded))
     settings = replace(settings, max_loaded_bytes=limit)
     warmed = [read_file(path, "The system prompt") for path in warm or ()]
+    shared = [read_file(path, "The shared system prompt") for path in shared_prefix or ()]
     from octavo.server.serve import listen
 
     listener = listen(settings)
     try:
-        _answer(model[0], known, options, settings, keys, listener, warmed)
+        _answer(model[0], known, options, settings, keys, listener, warmed, shared)
     finally:
         listener.close()
     return 0
@@ -215,12 +225,17 @@ def _answer(
     keys: Keys,
     listener: socket.socket,
     warmed: list[str],
+    shared: list[str],
 ) -> None:
+    from octavo.engine.shared import SHARED
     from octavo.kv.storage import default_disk_bytes, open_tier
     from octavo.server.log import log, log_to_stderr
     from octavo.server.models import Model, Models
 
     def warm(model: Model) -> None:
+        for number, text in enumerate(shared):
+            num_tokens = model.warm(text, SHARED, pin=f"shared {number}")
+            log("shared", model=model.name, tokens=num_tokens)
         for text in warmed:
             for tenant in keys.tenants:
                 num_tokens = model.warm(text, tenant.namespace)

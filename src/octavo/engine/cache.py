@@ -13,6 +13,7 @@ from octavo.engine.messages import MemoryReport, Request
 from octavo.engine.pins import Pins
 from octavo.engine.runner import Chunk, Runner
 from octavo.engine.sequence import RequestState, Sequence
+from octavo.engine.shared import SHARED, SharedPrefixes
 from octavo.engine.tiers import Tiers
 from octavo.errors import PromptTooLong, RequestTooLarge
 from octavo.kv.hashing import namespace_key, sequence_hash
@@ -57,10 +58,13 @@ class EngineCache:
             policy=ByValue,
             on_evict=lambda block_id: self.tiers.evicted(block_id),
         )
-        self.tiers = Tiers(tier, self.manager, self.runner.sealed, self.runner.opened, prepared.spec, post)
-        self.pins = Pins(self.manager, self.plan.num_blocks)
         self._name = name
         self._identity = prepared.identity
+        shared = SharedPrefixes(self.manager, self.runner.sealed, self.namespace(SHARED))
+        self.tiers = Tiers(
+            tier, self.manager, self.runner.sealed, self.runner.opened, prepared.spec, shared, post
+        )
+        self.pins = Pins(self.manager, self.plan.num_blocks)
         self._budget_bytes = budget_bytes
         self._weights_bytes = prepared.weights_bytes
         self._context = prepared.context

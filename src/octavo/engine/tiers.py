@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from octavo.engine.sequence import Sequence
+from octavo.engine.shared import SharedPrefixes
 from octavo.kv.hashing import Name
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.prefix import common_prefix
@@ -48,6 +49,7 @@ class Tiers:
     """The cache's memory and one tier below it.
 
     Args:
+        shared: what a sequence may take in memory before it asks the tier.
         post: runs a function on the engine's thread; may be called from any thread.
     """
 
@@ -58,9 +60,11 @@ class Tiers:
         sealed: SealedArena,
         opened: OpenArena,
         spec: CacheSpec,
+        shared: SharedPrefixes,
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self.tier = tier
+        self._shared = shared
         self._manager, self._sealed, self._opened, self._spec = manager, sealed, opened, spec
         self._post = post
         self._unsaved: dict[int, float | None] = {}
@@ -161,10 +165,12 @@ class Tiers:
     def begin(self, sequence: Sequence, done: Callable[[Sequence], None]) -> bool:
         """Start to load what a sequence, just started from memory, still lacks; True if it has to wait for that.
 
-        `done` is called on the engine's thread when it has all that will come.
+        `done` is called on the engine's thread when it has more, and when it has all that will come.
         """
         table = sequence.table
         assert table is not None
+        if self._shared.give(table, sequence.token_ids):
+            done(sequence)
         num_missing = len(sequence.token_ids) - 1 - table.num_tokens
         if num_missing < BLOCK_SIZE or table.namespace not in self._known or self._is_slow():
             return False

@@ -69,8 +69,8 @@ class Model:
             if token.special and str(token.content) in text
         }
 
-    def warm(self, system: str, namespace: str) -> int:
-        """Reads a system prompt, so that the first request with it finds it read.
+    def warm(self, system: str, namespace: str, pin: str | None = None) -> int:
+        """Reads a system prompt, so that the first request with it finds it read; `pin` as in `Retention`.
 
         Returns:
             How many tokens it is: what all prompts with it begin with.
@@ -84,7 +84,7 @@ class Model:
             template.prompt([begin, {"role": "user", "content": text}]).ids for text in ("a", "(")
         )
         ids = first[: common_length(first, second)]
-        self.engine.generate(ids, max_tokens=1, cache_namespace=namespace)
+        self.engine.generate(ids, max_tokens=1, cache_namespace=namespace, pin=pin)
         return len(ids)
 
 

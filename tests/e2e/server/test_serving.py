@@ -134,6 +134,25 @@ def test_a_warm_prompt_is_read_before_it_is_asked_for(locked: Served, keys: dict
         assert usage.prompt_tokens_details.cached_tokens == warmed > 20
 
 
+def test_a_shared_prompt_is_read_once_for_all_keys(tmp_path: Path, tiny: str) -> None:
+    file = tmp_path / "shared.txt"
+    file.write_text(WARM)
+    options = ("--kv-memory", "64MiB", "--kv-disk", "0", "--api-key", "ada", "--api-key", "bob")
+    messages = [{"role": "system", "content": WARM}, {"role": "user", "content": "When is high tide? " * 20}]
+    with served(*options, "--shared-prefix", str(file), model=tiny) as server:
+        (shared,) = [line["tokens"] for line in server.lines if line["event"] == "shared"]
+        assert shared > 64
+        for key in ("ada", "bob"):
+            with server.http(headers={"x-api-key": key}) as http:
+                for cached in (shared // 32 * 32, None):
+                    usage = http.post(CHAT, json={**BODY, "model": "tiny", "messages": messages}).json()[
+                        "usage"
+                    ]
+                    found = usage["prompt_tokens_details"]["cached_tokens"]
+                    assert found == (usage["prompt_tokens"] - 1 if cached is None else cached)
+        assert server.stop() == 0
+
+
 def test_pages_of_a_named_origin_may_read_answers(locked: Served, keys: dict[str, str]) -> None:
     with locked.http() as http:
         asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
