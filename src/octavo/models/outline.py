@@ -55,6 +55,42 @@ class Outline:
         tied = head is not None and self.model.config.tie_word_embeddings
         return total - int(head.weight.numel()) if tied else total
 
+    def step_flops(self, num_known: int, num_new: int) -> float:
+        """Floating-point operations of computing `num_new` tokens behind `num_known`, and the logits of the last one.
+
+        Two for each weight of a matrix and each number of a key or value that is attended to; norms and activations,
+        which are few, are left out. 0 if the model is not known.
+        """
+        if self.model is None:
+            return 0.0
+        body, head = self._matrices
+        attended = num_new * num_known + num_new * (num_new + 1) / 2
+        per_pair = sum(
+            group.num_layers * group.num_heads * (group.page.head_dim + group.page.v_head_dim)
+            for group in self.groups
+        )
+        return 2.0 * (body * num_new + head + per_pair * attended)
+
+    @property
+    def _matrices(self) -> tuple[int, int]:
+        """Weights that a token is multiplied with, in layers and head; of experts those that it is sent to."""
+        from octavo.models.packed import is_linear
+
+        config, head = self.model.config, self.model.get_output_embeddings()
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        experts = next((n for name in names if (n := getattr(config, name, None))), 1)
+        active = getattr(config, "num_experts_per_tok", None) or 1
+        body = 0
+        for module in self.model.modules():
+            if module is head:
+                continue
+            for name, parameter in module.named_parameters(recurse=False):
+                if is_linear(module) and name == "weight":
+                    body += parameter.numel()
+                elif parameter.ndim == 3:
+                    body += parameter.numel() * active // experts
+        return body, head.weight.numel()
+
     def weights_bytes(self, weights: WeightsChoice, dtype: ComputeDtype) -> int | None:
         """Bytes of the weights as they would be held; see `EngineConfig` for the choices. None if not known."""
         if self.model is None:
