@@ -4,7 +4,8 @@
     python bench/eviction.py --other    one with other parameters
 
 It replays the trace through the cache's own bookkeeping: no model, no bytes. Belady's bound knows the future: it
-evicts what is needed again last, and no policy can do better.
+evicts what is needed again last, and no policy can do better. "Told" is the policy by value with the trace's own
+probabilities in place of what it learns: what is left to gain by learning better.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import bisect
 import heapq
 import math
 import random
+import statistics
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from octavo.kv import LRU, ByValue, EvictionPolicy, KVCacheManager
 from octavo.kv.prefix import PrefixIndex
@@ -39,6 +42,12 @@ class Traffic:
     system_tokens: tuple[int, int] = (200, 3000)
     user_tokens: tuple[int, int] = (20, 2000)
     answer_tokens: tuple[int, int] = (20, 1000)
+
+    @property
+    def gap(self) -> statistics.NormalDist:
+        """Of the logarithm of the seconds between turns."""
+        middle = math.log(self.gap_median_s)
+        return statistics.NormalDist(middle, (math.log(self.gap_p90_s) - middle) / 1.2816)
 
 
 OTHER = Traffic(
@@ -78,7 +87,6 @@ def trace(traffic: Traffic) -> list[Turn]:
 
     systems = [tokens(rng.randint(*traffic.system_tokens)) for _ in range(traffic.num_system_prompts)]
     weights = [1 / rank for rank in range(1, len(systems) + 1)]
-    sigma = math.log(traffic.gap_p90_s / traffic.gap_median_s) / 1.2816
     turns = []
     arrival = 0.0
     for _ in range(traffic.num_conversations):
@@ -92,7 +100,7 @@ def trace(traffic: Traffic) -> list[Turn]:
             history = prompt + answer
             if rng.random() >= traffic.goes_on[min(number, len(traffic.goes_on) - 1)]:
                 break
-            when += rng.lognormvariate(math.log(traffic.gap_median_s), sigma)
+            when += rng.lognormvariate(traffic.gap.mean, traffic.gap.stdev)
     return sorted(turns, key=lambda turn: turn.when_s)
 
 
@@ -145,6 +153,41 @@ class Oracle:
         return iter(sorted(self._next, key=lambda id_: -self._index[id_].depth))
 
 
+class Told:
+    """Stands for `octavo.kv.value.Returns`, and knows what it would learn."""
+
+    _AGES = (0.0, *(2 ** (i / 8) for i in range(-8, 130)))
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._values: dict[int, list[float]] = {}
+
+    def left(self, kind: int) -> None: ...
+
+    def came_back(self, kind: int, age_s: float) -> None: ...
+
+    def value(self, kind: int, age_s: float) -> float:
+        if kind not in self._values:
+            self._values[kind] = self._rates(kind)
+        return self._values[kind][bisect.bisect_right(self._AGES, age_s) - 1]
+
+    def _rates(self, turn: int) -> list[float]:
+        goes_on, gap = self._traffic.goes_on, self._traffic.gap
+        returned = [
+            goes_on[min(turn, len(goes_on)) - 1] * gap.cdf(math.log(age or 1e-9)) for age in self._AGES
+        ]
+        waited = [0.0]
+        for (a, b), (before, after) in zip(pairwise(self._AGES), pairwise(returned), strict=True):
+            waited.append(waited[-1] + (b - a) * (1 - (before + after) / 2))
+        return [
+            max(
+                (returned[end] - returned[start]) / (waited[end] - waited[start])
+                for end in range(start + 1, len(waited))
+            )
+            for start in range(len(waited) - 1)
+        ]
+
+
 def least_recently_used(_index: PrefixIndex, _now: Callable[[], float]) -> LRU:
     return LRU()
 
@@ -195,12 +238,19 @@ def compare(traffic: Traffic, shares: tuple[float, ...], *, bound: bool = True) 
     """Tokens computed again at each share of the footprint, by policy."""
     replay = Replay(trace(traffic))
     rows = []
+
+    def told(index: PrefixIndex, now: Callable[[], float]) -> ByValue:
+        policy = ByValue(index, now)
+        policy._returns["turn"] = Told(traffic)
+        return policy
+
     for share in shares:
         num_blocks = round(replay.footprint * share)
         lru = replay.run(num_blocks, least_recently_used) - replay.compulsory
         ours = replay.run(num_blocks, ByValue) - replay.compulsory
         row = {"share": share, "blocks": num_blocks, "lru": lru, "ours": ours, "ratio": ours / max(lru, 1)}
         if bound:
+            row["told"] = replay.run(num_blocks, told) - replay.compulsory
             oracle = replay.run(num_blocks, lambda index, now: Oracle(index, replay.uses, now))
             row["belady"] = oracle - replay.compulsory
         rows.append(row)
@@ -213,21 +263,24 @@ def main() -> None:
     )
     parser.add_argument("--other", action="store_true", help="the second trace")
     parser.add_argument(
-        "--no-bound", action="store_true", help="leave Belady's bound out, which takes longest"
+        "--no-bound", action="store_true", help="leave out what no policy can know, which takes longest"
     )
+    parser.add_argument("--seed", type=int, help="another trace of the same kind")
     parser.add_argument("--rate", type=float, help="conversations that begin in a second")
     arguments = parser.parse_args()
     traffic = OTHER if arguments.other else Traffic()
     if arguments.rate:
-        traffic = Traffic(**{**vars(traffic), "arrivals_per_s": arguments.rate})
+        traffic = replace(traffic, arrivals_per_s=arguments.rate)
+    if arguments.seed is not None:
+        traffic = replace(traffic, seed=arguments.seed)
     print(f"{traffic}")
     print(
-        f"{'of the footprint':>16} {'LRU':>12} {'by value':>12} {'ratio':>6} {'Belady':>12}   tokens computed again"
+        f"{'of the footprint':>16} {'LRU':>12} {'by value':>12} {'ratio':>6} {'told':>12} {'Belady':>12}   tokens again"
     )
     for row in compare(traffic, (0.05, 0.1, 0.2), bound=not arguments.no_bound):
         print(
             f"{row['share']:16.0%} {row['lru']:12,.0f} {row['ours']:12,.0f} {row['ratio']:6.2f} "
-            f"{row.get('belady', math.nan):12,.0f}"
+            f"{row.get('told', math.nan):12,.0f} {row.get('belady', math.nan):12,.0f}"
         )
         sys.stdout.flush()
 

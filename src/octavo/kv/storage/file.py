@@ -21,6 +21,7 @@ from pathlib import Path
 from octavo.kv.storage.records import FORMAT
 
 PAGE_BYTES = 64 << 10
+_CACHE_KIB = 4096
 _APPLICATION_ID = 0x0C7A70
 _SCHEMA = """
 CREATE TABLE spaces (namespace BLOB PRIMARY KEY, model TEXT, fields TEXT);
@@ -102,6 +103,8 @@ class StoreFile:
             )
         self._writer.execute("SELECT count(*) FROM sqlite_master")
         self.reader.execute("SELECT 1 FROM records LIMIT 1").fetchone()
+        for connection in (self._writer, self.reader):  # SQLite counts in pages of the size that it knows by now
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None, check_same_thread=False)
@@ -109,7 +112,6 @@ class StoreFile:
             "synchronous = NORMAL",
             f"wal_autocheckpoint = {self._log_bytes // PAGE_BYTES}",
             f"journal_size_limit = {self._log_bytes}",
-            "cache_size = -4096",
             "mmap_size = 0",
             "cell_size_check = ON",
             "trusted_schema = OFF",
