@@ -85,7 +85,13 @@ def _measure(model: str, tokens: int, weights: str, threads: int | None, termina
     for name in _FORMATS:
         with terminal.bars() as bars:
             llm = TokenEngine(
-                model, kv_format=name, kv_disk=0, weights=weights, threads=threads, progress=bars
+                model,
+                kv_format=name,
+                kv_disk=0,
+                weights=weights,
+                threads=threads,
+                speculate="off",
+                progress=bars,
             )
         with llm:
             length = min(tokens, llm.context - 1)

@@ -22,6 +22,7 @@ from octavo.cli.cache import cache
 from octavo.cli.chat import chat
 from octavo.cli.compare import compare
 from octavo.cli.doctor import doctor
+from octavo.cli.explain import explain
 from octavo.cli.models import models, pull
 from octavo.cli.plan import plan
 from octavo.cli.run import INTERRUPTED, run
@@ -47,7 +48,7 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-for _command in (run, chat, serve, batch, key, pull, models, plan, compare, verify, why, doctor):
+for _command in (run, chat, serve, batch, key, pull, models, plan, compare, explain, verify, why, doctor):
     app.command(help=_paragraphs(_command.__doc__ or ""))(_command)
 app.add_typer(bench)
 app.add_typer(cache)
