@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*)
 # Waiting threads that spin slow a shared machine down; a test run shares it with itself.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test check unit exact fuzz faults sanitize install tools clean
+.PHONY: run test check unit exact fuzz faults sanitize install tools browser clean
 
 run: install
 	@$(BIN)/octavo pull $(MODEL)
@@ -55,7 +55,7 @@ sanitize: tools
 	  OCTAVO_TEST_NATIVE=$(SANITIZED) $(BIN)/pytest --capture=sys tests/native
 
 install: $(VENV)/.installed
-tools: $(VENV)/.tools
+tools: $(VENV)/.tools browser
 
 # What running takes.
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
@@ -71,6 +71,16 @@ $(VENV)/.tools: $(VENV)/.installed
 	@echo "Installing what checks and tests need (a few minutes the first time) ..."
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable ".[dev,bench,clients]"
 	@touch $@
+
+# The tests of the pages drive a real Chromium. Where there is none it is installed, if that needs no password.
+CHROMIUM := $(firstword $(OCTAVO_CHROMIUM) $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name))))
+browser:
+ifeq ($(CHROMIUM),)
+	@echo "Installing Chromium, for the tests of the pages ..."
+	@{ [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	  --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || echo "Chromium could not be installed: tests of \
+	the pages are left out. Run 'apt-get install chromium' as root, or '$(BIN)/playwright install chromium'."
+endif
 
 clean:
 	rm -rf $(VENV) build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -262,7 +263,8 @@ def _serve(models: Models, settings: ServerSettings, keys: Keys, listener: socke
     from octavo.server.log import log
     from octavo.server.serve import serve as run
 
-    app = create_app(models, settings, keys)
+    stopping = threading.Event()
+    app = create_app(models, settings, keys, stopping)
     host, port = listener.getsockname()[:2]
 
     def ready() -> None:
@@ -275,7 +277,7 @@ def _serve(models: Models, settings: ServerSettings, keys: Keys, listener: socke
             keys=len(keys),
         )
 
-    run(app, settings, listener, ready)
+    run(app, settings, listener, ready, stopping)
 
 
 def key(

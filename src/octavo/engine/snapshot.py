@@ -260,13 +260,14 @@ def _open(
         parent = None if isinstance(tail.parent, bytes) else seen.cache.published[tail.parent]
         position = 0 if parent is None else BLOCK_SIZE * (parent.depth + 1)
         packed = pack_ids(tail.token_ids)
-        whose = [
+        behind = [
             one
             for one in known
-            if one.namespace == tail.namespace
-            and one.sequence[4 * position :].startswith(packed)
-            and (parent is None or parent.block_hash in one.block_hashes)
+            if one.namespace == tail.namespace and (parent is None or parent.block_hash in one.block_hashes)
         ]
+        whose = [one for one in behind if one.sequence[4 * position :].startswith(packed)]
+        if not whose and parent is not None:  # of a turn that was asked again, or edited
+            whose = behind
         cells[slot] = Cell(
             id=slot,
             kind="open",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from importlib.metadata import version
 from typing import Any
 
@@ -16,6 +17,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from octavo.server.anthropic.routes import anthropic_routes
+from octavo.server.dashboard.feed import Feed
+from octavo.server.dashboard.routes import dashboard_routes
 from octavo.server.forget import kept_routes
 from octavo.server.gate import Gate
 from octavo.server.http import ClientGone, JsonReply, visit_of
@@ -40,8 +43,10 @@ class Health(Schema):
     status: str
 
 
-def create_app(models: Models, settings: ServerSettings, keys: Keys) -> ASGIApp:
-    """The server as an ASGI application."""
+def create_app(
+    models: Models, settings: ServerSettings, keys: Keys, stopping: threading.Event | None = None
+) -> ASGIApp:
+    """The server as an ASGI application. `stopping` ends the streams that have no end of their own."""
     app = FastAPI(
         title="Octavo",
         version=version("octavo"),
@@ -60,6 +65,7 @@ def create_app(models: Models, settings: ServerSettings, keys: Keys) -> ASGIApp:
     app.include_router(infill_routes(models))
     app.include_router(kept_routes(models, responses))
     app.include_router(recent_routes(models))
+    app.include_router(dashboard_routes(models, Feed(models, keys, stopping or threading.Event())))
 
     @app.get("/health", summary="Whether the process is alive", tags=["operation"], responses=REFUSALS)
     async def health() -> Health:

@@ -24,7 +24,11 @@ from octavo.server.tenants import METRICS, NOBODY, Keys, Tenant
 if TYPE_CHECKING:
     from octavo.sessions.engine import Engine
 
-_OPEN_PATHS = frozenset({"/health", "/ready"})
+_OPEN_PATHS = frozenset({"/health", "/ready", "/", "/chat"})
+_OPEN_FOLDER = "/dashboard/assets/"
+"""Pages and what they are made of need no key: they tell nothing of anybody, and ask for the key themselves."""
+
+_METRICS_PATHS = frozenset({"/metrics", "/dashboard/state", "/dashboard/events"})
 
 
 @dataclass(slots=True)
@@ -86,7 +90,7 @@ class Gate:
         try:
             self._check_host(scope)
             visit.tenant = self._tenant(scope)
-            if self.num_open > self._settings.max_requests and scope["path"] not in _OPEN_PATHS:
+            if self.num_open > self._settings.max_requests and not _is_open(scope["path"]):
                 raise Problem(
                     429,
                     f"The server is answering {self._settings.max_requests} requests already. Try again soon.",
@@ -140,7 +144,7 @@ class Gate:
             )
 
     def _tenant(self, scope: Scope) -> Tenant:
-        if not self._keys or scope["path"] in _OPEN_PATHS:
+        if not self._keys or _is_open(scope["path"]):
             return NOBODY
         scheme, _, key = _header(scope, b"authorization").partition(" ")
         if scheme.lower() != "bearer":
@@ -153,7 +157,7 @@ class Gate:
                     403, "The metrics need the key that --metrics-key has set, or this machine.", "wrong_key"
                 )
             return NOBODY
-        if tenant is METRICS and scope["path"] != "/metrics":
+        if tenant is METRICS and scope["path"] not in _METRICS_PATHS:
             tenant = None
         if tenant is None:
             raise Problem(
@@ -226,6 +230,10 @@ def is_loopback(name: str) -> bool:
         return ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -52,6 +52,7 @@ class OctavoReport(Schema):
 
     history: Literal["exact", "retokenised"] | None
     num_history_tokens: int
+    conversation: str | None
     cached_tokens: int
     computed_tokens: int
     why: WhyReport | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,9 +20,9 @@ from octavo.server.settings import ServerSettings
 class _Server(uvicorn.Server):
     """uvicorn, but a signal to stop is obeyed and not raised again once it has stopped."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], stopping: threading.Event) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._ready, self._stopping = ready, stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -41,6 +42,7 @@ class _Server(uvicorn.Server):
         if self.should_exit:  # asked a second time: do not wait for running answers
             self.force_exit = True
         self.should_exit = True
+        self._stopping.set()
         log("stopping", signal=signal.Signals(number).name)
 
 
@@ -65,11 +67,17 @@ def listen(settings: ServerSettings) -> socket.socket:
     return listener
 
 
-def serve(app: ASGIApp, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
+def serve(
+    app: ASGIApp,
+    settings: ServerSettings,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    stopping: threading.Event,
+) -> None:
     """Answers requests until the process is told to stop by SIGINT or SIGTERM.
 
-    `ready` is called once it listens. When it is told to stop it takes no new ones, and running answers have
-    `drain_s` seconds to finish.
+    `ready` is called once it listens. When it is told to stop, `stopping` is set, it takes no new requests, and running
+    answers have `drain_s` seconds to finish.
     """
     config = uvicorn.Config(
         app,
@@ -82,7 +90,7 @@ def serve(app: ASGIApp, settings: ServerSettings, listener: socket.socket, ready
     )
 
     async def run() -> None:
-        await _Server(config, ready).serve(sockets=[listener])
+        await _Server(config, ready, stopping).serve(sockets=[listener])
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run())
