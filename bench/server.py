@@ -144,10 +144,12 @@ def over_http(address: tuple[str, int], model: str, number: int, asked: argparse
 
 
 def keys(asked: argparse.Namespace) -> None:
+    from octavo.models.catalog import resolve
+
     chance = random.Random(1)
     with served(asked.model, "--kv-memory", "2GiB", "--api-key", "ada", "--api-key", "bob") as address:
         connections = {key: socket.create_connection(address) for key in ("ada", "bob")}
-        name = asked.model
+        name = resolve(asked.model).name
 
         def first_token_s(key: str, seed: str) -> float:
             body = {"model": name, "messages": question(seed), "max_tokens": 1, "temperature": 0}

@@ -126,10 +126,7 @@ async def measure(
         EngineError: a server cannot be reached or refuses; the message has what it said.
     """
     found: dict[tuple[int, str], _Found] = {(number, name): _Found() for number in chats for name in servers}
-    key = os.environ.get("OPENAI_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    limits = httpx2.Limits(max_connections=max(chats))
-    async with httpx2.AsyncClient(headers=headers, timeout=_PATIENCE_S, limits=limits) as client:
+    async with _client(max(chats)) as client:
         models = {name: settings.model or await _first_model(client, url) for name, url in servers.items()}
         for number in range(repeats + 1):  # the first round warms up
             for (together, name), figure in found.items():
@@ -143,6 +140,20 @@ async def measure(
         ChatFigure(name, number, Figure(f"{number} chats", "tok/s", tuple(figure.rates)), tuple(figure.turns))
         for (number, name), figure in found.items()
     ]
+
+
+async def measure_once(url: str, chats: int, settings: ChatSettings, seed: str) -> tuple[float, list[Turn]]:
+    """Output tokens a second of so many conversations at once with one server, and their turns; raises as `measure`."""
+    async with _client(chats) as client:
+        model = settings.model or await _first_model(client, url)
+        return await _Conversations(client, url, model, settings).run(chats, seed)
+
+
+def _client(num_connections: int) -> httpx2.AsyncClient:
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    limits = httpx2.Limits(max_connections=num_connections)
+    return httpx2.AsyncClient(headers=headers, timeout=_PATIENCE_S, limits=limits)
 
 
 async def _first_model(client: httpx2.AsyncClient, url: str) -> str:

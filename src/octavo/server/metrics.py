@@ -53,8 +53,8 @@ class Metrics:
             "recomputed_tokens", "Known tokens that were computed again, by cause", "model", "cause"
         )
         self._differs = Histogram(
-            "octavo_first_recomputed_position",
-            "Where prompts stop being reused although more of them was known, in tokens, by cause",
+            "octavo_first_difference_position",
+            "Token of a prompt that first differs from what was known, or that had to be computed again, by cause",
             ("model", "cause"),
             registry=self._registry,
             buckets=_POSITIONS,
@@ -77,7 +77,9 @@ class Metrics:
         if reply.why is not None:
             self._why.labels(model, reply.why.cause).inc()
             self._recomputed.labels(model, reply.why.cause).inc(reply.why.num_recomputed_tokens)
-            self._differs.labels(model, reply.why.cause).observe(reply.why.position)
+            differs = reply.why.difference
+            position = reply.why.position if differs is None else differs.position
+            self._differs.labels(model, reply.why.cause).observe(position)
         if history is not None:
             self._histories.labels(model, history).inc()
         self._first.labels(model).observe(timings.ttft_s)
