@@ -24,6 +24,7 @@ SUBJECTS = {
         "memory",
         "huge_pages",
         "model_cache",
+        "disk_tier",
         "cpu",
         "dtype",
         "threads",
@@ -155,3 +156,33 @@ def test_mistakes_of_the_user(
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "file"))
     assert invoke(["doctor"]) == 1
     assert "Set OCTAVO_CACHE to a folder you can write." in capsys.readouterr().out
+
+
+def test_the_disk_tier_is_looked_at_and_left_as_it_is(
+    capsys: pytest.CaptureFixture[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from octavo.kv.storage.disk import DiskStore
+    from octavo.kv.storage.file import store_path
+
+    monkeypatch.setenv("OCTAVO_KV_DISK", "1MiB")
+    _, found = report(capsys)
+    assert (found["disk_tier"]["used_bytes"], found["disk_tier"]["budget_bytes"]) == (0, 1 << 20)
+    assert not store_path().exists()
+    DiskStore(store_path()).close()
+    _, found = report(capsys)
+    assert found["disk_tier"]["used_bytes"] > 0
+    assert (found["disk_tier"]["records"], found["disk_tier"]["fault"]) == (0, "")
+    assert invoke(["doctor"]) == 0
+    assert "0 records, 0 documents, sound" in capsys.readouterr().out
+    data = bytearray(store_path().read_bytes())
+    data[100:4000] = bytes(3900)
+    store_path().write_bytes(data)
+    code, found = report(capsys)
+    assert code == 1
+    assert found["disk_tier"]["fault"]
+    assert any("octavo cache verify" in problem for problem in found["problems"])
+    assert store_path().read_bytes() == data
+    monkeypatch.setenv("OCTAVO_KV_DISK", "1000TiB")
+    assert any("The disk has" in advice for advice in report(capsys)[1]["advice"])
+    monkeypatch.setenv("OCTAVO_KV_DISK", "plenty")
+    assert any("is not a size" in problem for problem in report(capsys)[1]["problems"])

@@ -72,6 +72,10 @@ def doctor(
     _huge_pages(report)
     _model_cache(report)
     try:
+        _disk_tier(report)
+    except (OctavoError, OSError) as error:
+        report.problems.append(str(error))
+    try:
         with no_garbage_collection():
             _libraries(report)
             _exactness(report, source, weights.value, terminal)
@@ -130,6 +134,46 @@ def _model_cache(report: Report) -> None:
     except (EngineError, OSError) as error:
         report.values["model_cache"] = None
         report.problems.append(str(error))
+
+
+def _disk_tier(report: Report) -> None:
+    """The store of keys and values on disk: whether it can be used, and whether it is sound."""
+    import shutil
+
+    from octavo.kv.storage import default_disk_bytes
+    from octavo.kv.storage.file import look_at, store_path
+
+    path, budget = store_path(), default_disk_bytes()
+    folder = next(parent for parent in path.parents if parent.exists())
+    free, found = shutil.disk_usage(folder).free, look_at(path)
+    report.values["disk_tier"] = {
+        "path": str(path),
+        "budget_bytes": budget,
+        "used_bytes": 0 if found is None else found.num_bytes,
+        "free_disk_bytes": free,
+        "records": 0 if found is None else found.num_records,
+        "documents": 0 if found is None else found.num_documents,
+        "fault": "" if found is None else found.fault,
+        "is_checked": found is not None and found.is_checked,
+    }
+    if not os.access(folder, os.W_OK):
+        report.problems.append(
+            f"The folder {folder} of the disk tier cannot be written, so keys and values end with the process. Set "
+            "OCTAVO_CACHE to a folder you can write, or OCTAVO_KV_DISK=0."
+        )
+    if found is not None and found.fault:
+        report.problems.append(
+            f"The store {path} is damaged ({found.fault}). Nothing wrong is served from it; octavo cache verify "
+            "removes "
+            "what is not sound, and a file that cannot be read is made anew when it is used next."
+        )
+    left = budget - report.values["disk_tier"]["used_bytes"]
+    if free < left:
+        report.advice.append(
+            f"The disk has {size(free)} free, and the disk tier may take {size(left)} more. Give it less with "
+            "--kv-disk "
+            "or OCTAVO_KV_DISK."
+        )
 
 
 def _libraries(report: Report) -> None:
@@ -239,6 +283,8 @@ def _lines(report: Report) -> list[str]:
     cache = values["model_cache"]
     if cache is not None:
         rows.append(("Model cache", f"{cache['path']}, {size(cache['size_bytes'])}"))
+    if "disk_tier" in values:
+        rows.append(("Disk tier", _disk_text(values["disk_tier"])))
     if "weights" in values:
         held = values["weights"]
         rows.append(
@@ -253,6 +299,18 @@ def _lines(report: Report) -> list[str]:
     if not report.problems:
         lines.append("Nothing is wrong.")
     return lines
+
+
+def _disk_text(tier: dict[str, Any]) -> str:
+    if not tier["budget_bytes"]:
+        return "off (OCTAVO_KV_DISK)"
+    if not tier["used_bytes"]:
+        return f"{tier['path']}, nothing kept yet, at most {size(tier['budget_bytes'])}"
+    sound = "damaged" if tier["fault"] else "sound" if tier["is_checked"] else "too large to be read here"
+    return (
+        f"{tier['path']}, {size(tier['used_bytes'])} of at most {size(tier['budget_bytes'])}, "
+        f"{count(tier['records'], 'record')}, {count(tier['documents'], 'document')}, {sound}"
+    )
 
 
 def _exactness_text(values: dict[str, Any], threads: int) -> str:

@@ -16,6 +16,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.kv.storage.records import FORMAT
@@ -103,7 +104,10 @@ class StoreFile:
             )
         self._writer.execute("SELECT count(*) FROM sqlite_master")
         self.reader.execute("SELECT 1 FROM records LIMIT 1").fetchone()
-        for connection in (self._writer, self.reader):  # SQLite counts in pages of the size that it knows by now
+        for connection in (
+            self._writer,
+            self.reader,
+        ):  # SQLite counts in pages of the size that it knows by now
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 
     def _connect(self) -> sqlite3.Connection:
@@ -221,3 +225,47 @@ def remove_file(path: Path) -> None:
     """Remove a store's file and what SQLite keeps beside it."""
     for suffix in ("-wal", "-shm", "-journal", ""):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a store's file looks like to somebody who changes nothing.
+
+    `fault` says what is wrong with it, and is empty otherwise; `is_checked` says whether all of it was read.
+    """
+
+    num_bytes: int
+    num_records: int
+    num_documents: int
+    fault: str
+    is_checked: bool
+
+
+def look_at(path: Path, *, check_up_to: int = 512 << 20) -> Look | None:
+    """Reads a store's file without opening it as a store, which would make a damaged one anew. None if there is none.
+
+    Args:
+        check_up_to: files of at most so many bytes are read whole.
+    """
+    if not path.exists():
+        return None
+    num_bytes, fault, counts = path.stat().st_size, "", [0, 0]
+    is_checked = num_bytes <= check_up_to
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
+        try:
+            if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+                fault = "it is of another format"
+            else:
+                counts = [
+                    int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+                    for table in ("records", "documents")
+                ]
+                if is_checked:
+                    (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+                    fault = "" if said == "ok" else " ".join(str(said).split())[:200]
+        finally:
+            connection.close()
+    except (OSError, sqlite3.Error) as error:
+        fault = str(error)
+    return Look(num_bytes, counts[0], counts[1], fault, is_checked)
