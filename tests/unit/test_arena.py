@@ -64,21 +64,35 @@ def test_filled_huge_pages_are_asked_for_once_and_again_after_release(monkeypatc
     collapsed = []
     monkeypatch.setattr(arena._region, "collapse", collapsed.append)
     per_huge = -(-HUGE_PAGE_BYTES // 258048)  # slabs that touch the first huge page
-    arena.touch(range(19 * (per_huge - 1)))
+
+    def touch(num_slabs):
+        arena.touch(range(19 * num_slabs))
+        arena.collapse(2)
+        at_once = len(collapsed)
+        arena.collapse()
+        return at_once
+
+    touch(per_huge - 1)
     assert collapsed == []
-    arena.touch(range(19 * per_huge))
+    assert touch(per_huge) == 2, "as many as it was told"
     assert collapsed == [layer * arena.layers[0].numel() for layer in range(3)]
-    arena.touch(range(19 * per_huge))
+    touch(per_huge)
     assert len(collapsed) == 3
     arena.release_unused(range(19))
-    arena.touch(range(19 * per_huge))
+    touch(per_huge)
     assert len(collapsed) == 6
+    arena.release_unused([])
+    arena.touch(range(19 * per_huge))
+    arena.release_unused(range(19))
+    arena.collapse()
+    assert len(collapsed) == 6, "what was given back meanwhile stays so"
 
 
 def test_content_survives_becoming_a_huge_page():
     arena = make(num_blocks=600)
     for block in range(600):
         fill(arena, [block], block % 251)
+    arena.collapse()
     for layer in arena.layers:
         for block in range(600):
             assert layer[arena.offset(block) + 5].item() == block % 251

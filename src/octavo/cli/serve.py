@@ -277,7 +277,7 @@ def _serve(models: Models, settings: ServerSettings, keys: Keys, listener: socke
             keys=len(keys),
         )
 
-    run(app, settings, listener, ready, stopping)
+    run(app, settings, listener, ready, stopping, models.check)
 
 
 def key(

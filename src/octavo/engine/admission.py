@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from octavo.engine.messages import MAX_URGENCY, Request
 from octavo.errors import InvalidRequest
 
@@ -17,6 +19,8 @@ def check_request(request: Request, *, vocab_size: int, max_running: int) -> Non
         raise InvalidRequest(
             f"n is {request.params.n} and at most {max_running} answers run at once (max_running)."
         )
+    if request.timeout_s is not None and not 0 < request.timeout_s < math.inf:
+        raise InvalidRequest(f"timeout_s is {request.timeout_s}; it must be above 0.")
     if not -MAX_URGENCY <= request.urgency <= MAX_URGENCY:
         raise InvalidRequest(
             f"urgency is {request.urgency}; it must be from {-MAX_URGENCY} to {MAX_URGENCY}."

@@ -81,6 +81,7 @@ class EngineCore:
         self.onlooker = Onlooker(self._cache, self._scheduler, loaded.name, self.context)
         self._only_waits = False  # for the tier: nothing can be computed until something arrives
         self._sequences: dict[str, list[Sequence]] = {}
+        self._deadlines: dict[str, float] = {}  # of requests that have one
         if prepared.probe is not None:
             self._cache.check_probe(prepared.probe, prepared.model.config.model_type)
         self.journal = Journal(loaded.name, self._cache.manager, loaded.tokenizer.decode)
@@ -100,7 +101,10 @@ class EngineCore:
     @property
     def patience_s(self) -> float | None:
         """How long the thread may sleep when there is no work; None if it may until it is called."""
-        return self._cache.tiers.patience_s
+        ends = [self._cache.tiers.patience_s]
+        if self._deadlines:
+            ends.append(max(0.0, min(self._deadlines.values()) - time.perf_counter()))
+        return min((end for end in ends if end is not None), default=None)
 
     def wake(self) -> None:
         """Something arrived, or `patience_s` is over: there may be work again."""
@@ -110,6 +114,7 @@ class EngineCore:
     def rest(self) -> None:
         """There is nothing to compute: what was computed is saved."""
         self.journal.settle()
+        self._cache.runner.sealed.collapse()
         self._cache.tiers.save_some(num_computed=None)
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -139,37 +144,52 @@ class EngineCore:
         namespace = self._cache.admit(request)
         seed = draw_seed() if request.params.seed is None else request.params.seed
         state = RequestState(request, namespace, seed)
+        sequence = self._sequence(state, 0)
         if request.cache and not request.ephemeral:
             lineages = self.onlooker.lineages
             state.lineage = lineages.begin(namespace, request.cache_namespace, request.token_ids)
-        sequence = self._sequence(state, 0)
+        if request.timeout_s is not None:
+            self._deadlines[request.request_id] = state.arrived_s + request.timeout_s
         self._sequences[request.request_id] = [sequence]
         self._scheduler.add(sequence)
 
     def abort(self, request_id: str) -> list[Event]:
         """Ends a request now; what it computed stays reusable. Unknown and finished requests are ignored."""
+        return self._end(request_id, "abort")
+
+    def _end(self, request_id: str, reason: FinishReason) -> list[Event]:
         events: list[Event] = []
         for sequence in list(self._sequences.get(request_id, ())):
             if sequence.awaits_forks:  # its other answers have not begun
                 for index in range(1, sequence.state.request.params.n):
                     fork = self._sequence(sequence.state, index)
-                    events += self._finish(fork, "abort", "")
-            events += self._finish(sequence, "abort", sequence.detokenizer.finish())
+                    events += self._finish(fork, reason, "")
+            events += self._finish(sequence, reason, sequence.detokenizer.finish())
+        return events
+
+    def _end_late(self) -> list[Event]:
+        """Ends the requests whose time is over."""
+        now = time.perf_counter()
+        events: list[Event] = []
+        for request_id in [id_ for id_, deadline in self._deadlines.items() if deadline <= now]:
+            state = self._sequences[request_id][0].state
+            state.notes.append(f"The answer ends here: its time of {state.request.timeout_s:g} s is over.")
+            events += self._end(request_id, "timeout")
         return events
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """Computes one step of whatever can run."""
+        events = self._end_late() if self._deadlines else []
         started_s = time.perf_counter()
         scheduled = self._scheduler.schedule()
         if not scheduled:
             self._only_waits = self._cache.tiers.patience_s is not None
-            return [] if self._only_waits else self._stuck()
+            return events if self._only_waits else events + self._stuck()
         try:
             rows = run_step(self._cache.runner, scheduled)
         except Exception as error:
-            return self._failed(scheduled, error)
-        events: list[Event] = []
+            return events + self._failed(scheduled, error)
         decodes = all(item.sequence.state.first_token_s is not None for item in scheduled)
         for item, part in zip(scheduled, rows, strict=True):
             if item.chunk.num_drafted and part is not None:
@@ -178,10 +198,12 @@ class EngineCore:
                 events += self._advance(item, None if part is None else part[0])
         num_computed = sum(len(item.chunk.token_ids) for item in scheduled)
         seconds = time.perf_counter() - started_s
-        self._scheduler.computed(scheduled, seconds)
+        num_decodes = self._scheduler.computed(scheduled, seconds)
         if decodes:
             num_drafted = sum(item.chunk.num_drafted for item in scheduled)
             self._speculator.costs.stepped(len(scheduled), num_drafted, seconds)
+        if num_decodes in (0, len(scheduled)):  # not beside decodes that wait for a prompt already
+            self._cache.runner.sealed.collapse(1 if num_decodes else None)
         self._cache.tiers.computed(num_computed, seconds)
         self._cache.tiers.save_some(num_computed=num_computed)
         return events
@@ -360,6 +382,7 @@ class EngineCore:
         reply = None
         if state.finished:
             del self._sequences[request_id]
+            self._deadlines.pop(request_id, None)
             complaint = self._cache.tiers.tier.take_complaint()
             if complaint is not None:
                 state.notes.append(complaint)
@@ -385,6 +408,7 @@ class EngineCore:
 
     def _fail(self, request_id: str, error: Exception) -> list[Event]:
         sequences = self._sequences.pop(request_id, [])
+        self._deadlines.pop(request_id, None)
         for sequence in sequences:
             self._scheduler.release(sequence)
         if sequences and (lineage := sequences[0].state.lineage) is not None:

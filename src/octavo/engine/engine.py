@@ -125,8 +125,9 @@ class TokenEngine:
     ) -> Iterator[Event]:
         """Generates, yielding `Delta`s (the last one has the `reply`) and `Progress` of a long prefill.
 
-        Besides sampling settings, keywords are `cache`, `cache_namespace`, `ephemeral`, `shown_specials`, `urgency`
-        and `prompt_logprobs` (see `Request`), and `grammar`, in llguidance's Lark, which the answer then follows.
+        Besides sampling settings, keywords are `cache`, `cache_namespace`, `ephemeral`, `shown_specials`, `urgency`,
+        `timeout_s` and `prompt_logprobs` (see `Request`), and `grammar`, in llguidance's Lark, which the answer then
+        follows.
 
         Closing the iterator aborts the request.
 
@@ -284,7 +285,7 @@ class TokenEngine:
         grammar = sampling.pop("grammar", None)
         shown = tuple(sampling.pop("shown_specials", ()))
         prompt_logprobs = sampling.pop("prompt_logprobs", None)
-        urgency = int(sampling.pop("urgency", 0))
+        urgency, timeout_s = int(sampling.pop("urgency", 0)), sampling.pop("timeout_s", None)
         if params is not None and sampling:
             raise InvalidRequest("Give either params or single sampling settings, not both.")
         if params is None:
@@ -304,6 +305,7 @@ class TokenEngine:
             shown_specials=shown,
             prompt_logprobs=prompt_logprobs,
             urgency=urgency,
+            timeout_s=timeout_s,
         )
 
     def _submit(self, request: Request, sink: Sink) -> Future[None]:

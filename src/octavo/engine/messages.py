@@ -11,7 +11,7 @@ from octavo.kv.storage.tier import TierReport
 if TYPE_CHECKING:
     from octavo.engine.constraint import Constraint
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 
 MAX_URGENCY = 4
 """Urgencies go from its negative up to it."""
@@ -48,6 +48,7 @@ class Request:
             and can be reused afterwards.
         urgency: from -4 to 4. The more urgent request gets the next place, and gives its own up last. Whoever
             was overtaken by 32 later requests is next whatever their urgency is.
+        timeout_s: seconds from its arrival after which it ends with what it has, and finish reason `timeout`.
     """
 
     request_id: str
@@ -62,6 +63,7 @@ class Request:
     shown_specials: tuple[str, ...] = ()
     prompt_logprobs: int | None = None
     urgency: int = 0
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Who writes waits for the whole step. So beside decodes, a step reads as many prompt tokens as make it take about
 `STRETCH` times as long as the decodes alone. Both times are measured: that of steps that only decode, and what a
-prompt token has added to the others, lately, because it grows with the position.
+prompt token has added to the others, lately, because it grows with the position. A few tokens on both sides of a
+block's end cost twice as much as within it, because the earlier blocks are unpacked for each, so pieces end there.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from octavo.spec import BLOCK_SIZE
+from octavo.spec import BLOCK_SIZE, cdiv
 
-STRETCH = 3.0
+STRETCH = 2.25
 """Of the time of a step that only decodes: what a step takes that reads prompts, too."""
 
 _REFRESH = 64
 """After so many steps that read prompts, one decodes only, so that its time is known."""
 
-_FIRST, _LEAST = BLOCK_SIZE, BLOCK_SIZE // 2
+_FIRST, _LEAST = BLOCK_SIZE, 4
 
 
 class Pace:
@@ -44,9 +45,11 @@ class Pace:
         if self._token_s is None:
             return min(_FIRST, room)
         wanted = int((STRETCH - 1) * statistics.median(self._decode_s) / self._token_s)
-        if wanted > BLOCK_SIZE:
+        if wanted >= BLOCK_SIZE:
             wanted -= wanted % BLOCK_SIZE
-        return min(max(wanted, _LEAST), room)
+        else:  # equal parts of a block
+            wanted = cdiv(BLOCK_SIZE, cdiv(BLOCK_SIZE, max(wanted, _LEAST)))
+        return min(wanted, room)
 
     def computed(self, num_decodes: int, num_read: int, seconds: float) -> None:
         """A step has decoded for so many sequences and read so many tokens of prompts."""

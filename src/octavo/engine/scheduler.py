@@ -56,6 +56,7 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._draft = draft
         self._pace = Pace(max_step_tokens)
+        self._is_paced = False  # prompts are read beside decodes
         self._suspects: list[Sequence] = []
         self._crowded: tuple[int, ...] | None = None  # how things stood when nobody could be taken in
         self.waiting = WaitingQueue(manager)
@@ -88,7 +89,9 @@ class Scheduler:
         if suspect is not None and (scheduled := self._alone(suspect)):
             return scheduled
         self._make_way()
-        scheduled = self._go_on(self._pace.allowed(sum(s.num_remaining_tokens == 1 for s in self._active)))
+        num_decodes = sum(sequence.num_remaining_tokens == 1 for sequence in self._active)
+        self._is_paced = num_decodes > 0
+        scheduled = self._go_on(self._pace.allowed(num_decodes))
         while not scheduled:
             before = list(self.running)
             scheduled = self._go_on(self._max_step_tokens)
@@ -101,14 +104,15 @@ class Scheduler:
                     break
         return scheduled
 
-    def computed(self, scheduled: SequenceOf[Scheduled], seconds: float) -> None:
-        """The step is done, in this time."""
-        num_decodes = sum(len(item.chunk.token_ids) == 1 for item in scheduled)
+    def computed(self, scheduled: SequenceOf[Scheduled], seconds: float) -> int:
+        """The step is done, in this time; returns how many of its sequences decoded."""
+        num_decodes = sum(len(item.chunk.token_ids) - item.chunk.num_drafted == 1 for item in scheduled)
         num_tokens = sum(len(item.chunk.token_ids) for item in scheduled)
         if not any(item.chunk.num_drafted for item in scheduled):
             self._pace.computed(num_decodes, num_tokens - num_decodes, seconds)
         for item in scheduled:
             self.waiting.computed(item.sequence, len(item.chunk.token_ids))
+        return num_decodes
 
     def suspect(self, scheduled: SequenceOf[Scheduled]) -> None:
         """The step failed: each of its sequences starts again from what is published, alone until it has caught up.
@@ -173,7 +177,7 @@ class Scheduler:
                 scheduled.append(Scheduled(sequence, chunk))
                 chosen.add(sequence)
                 budget -= len(chunk.token_ids)
-                to_read -= count if reads else 0
+                to_read -= len(chunk.token_ids) if reads else 0
         return scheduled + self._take_in(min(to_read, budget))
 
     def _take_in(self, to_read: int) -> list[Scheduled]:
@@ -214,6 +218,9 @@ class Scheduler:
         assert table is not None
         if sequence.waits_for_tier:
             return None
+        if self._is_paced and count < sequence.num_remaining_tokens:
+            beyond = (table.num_tokens + count) % BLOCK_SIZE
+            count -= beyond if beyond < count else 0
         count = min(count, sequence.num_remaining_tokens)
         drafted = self._draft(sequence, spare, len(self.running)) if spare > 0 else []
         plan = self._manager.allocate(table, count + len(drafted))

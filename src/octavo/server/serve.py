@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from octavo.errors import InvalidRequest
+from octavo.errors import EngineStopped, InvalidRequest
 from octavo.server.log import log
 from octavo.server.settings import ServerSettings
 
@@ -20,9 +20,26 @@ from octavo.server.settings import ServerSettings
 class _Server(uvicorn.Server):
     """uvicorn, but a signal to stop is obeyed and not raised again once it has stopped."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        ready: Callable[[], None],
+        stopping: threading.Event,
+        check: Callable[[], None],
+    ) -> None:
         super().__init__(config)
-        self._ready, self._stopping = ready, stopping
+        self._ready, self._stopping, self._check = ready, stopping, check
+        self.died: EngineStopped | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        try:
+            self._check()
+        except EngineStopped as error:  # requests are told, and nobody can be answered any more
+            if self.died is None:
+                log("stopping", error=error)
+            self.died, self.should_exit = error, True
+            self._stopping.set()
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -73,11 +90,15 @@ def serve(
     listener: socket.socket,
     ready: Callable[[], None],
     stopping: threading.Event,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Answers requests until the process is told to stop by SIGINT or SIGTERM.
 
-    `ready` is called once it listens. When it is told to stop, `stopping` is set, it takes no new requests, and running
-    answers have `drain_s` seconds to finish.
+    `ready` is called once it listens, and `check` ten times a second. When it is told to stop, `stopping` is set, it
+    takes no new requests, and running answers have `drain_s` seconds to finish.
+
+    Raises:
+        EngineStopped: that is what `check` raised, and it has stopped for that.
     """
     config = uvicorn.Config(
         app,
@@ -89,9 +110,13 @@ def serve(
         timeout_keep_alive=65,
     )
 
+    server = _Server(config, ready, stopping, check)
+
     async def run() -> None:
-        await _Server(config, ready, stopping).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run())
     log("stopped")
+    if server.died is not None:
+        raise server.died

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -63,7 +64,7 @@ class SealedArena:
     """Sealed pages: for each layer its own slabs, a block id being the same index in every layer.
 
     Slabs are small, so that little is held that is not used; where they have filled a huge page's worth of
-    memory, that becomes one, which is read a third faster.
+    memory, `collapse` makes it one, which is read a third faster. That takes some 6 ms a page and layer.
 
     Args:
         num_blocks: most blocks it will hold.
@@ -92,6 +93,7 @@ class SealedArena:
         self._pages = _plain(self._region.bytes.view(num_layers, self._layer_bytes))
         self._slabs: set[int] = set()
         self._huge: set[int] = set()
+        self._to_collapse: deque[tuple[int, int]] = deque()  # huge pages and layers
         self.layers = [
             self._region.bytes[layer * self._layer_bytes : (layer + 1) * self._layer_bytes]
             for layer in range(num_layers)
@@ -117,8 +119,15 @@ class SealedArena:
             for huge in range(*self._huge_pages(slab)):
                 if huge not in self._huge and all(s in self._slabs for s in range(*self._slabs_of(huge))):
                     self._huge.add(huge)
-                    for layer_index in range(self.num_layers):
-                        self._region.collapse(layer_index * self._layer_bytes + huge * HUGE_PAGE_BYTES)
+                    self._to_collapse += ((huge, layer) for layer in range(self.num_layers))
+
+    def collapse(self, limit: int | None = None) -> None:
+        """Makes huge pages where slabs have filled them since, `limit` of them at most."""
+        count = len(self._to_collapse) if limit is None else min(limit, len(self._to_collapse))
+        for _ in range(count):
+            huge, layer = self._to_collapse.popleft()
+            if huge in self._huge:  # else it was given back
+                self._region.collapse(layer * self._layer_bytes + huge * HUGE_PAGE_BYTES)
 
     def read(self, block_id: int) -> memoryview:
         """A copy of a block's pages, one layer after the other."""

@@ -241,7 +241,7 @@ class Asked:
         return TextPiece(index, item, logprobs)
 
     def _end(self, answer: Answer, event: Delta) -> EndPiece:
-        if event.finish_reason == "length":
+        if event.finish_reason in ("length", "timeout"):
             return EndPiece(answer.index, "length")
         stop = event.stop if isinstance(event.stop, str) and event.stop in self._stop else None
         return EndPiece(answer.index, "calls" if answer.calls else "stop", stop)

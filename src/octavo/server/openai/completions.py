@@ -265,4 +265,4 @@ def _logprobs(
 
 
 def _ending(reason: str) -> str:
-    return "length" if reason == "length" else "stop"
+    return "length" if reason in ("length", "timeout") else "stop"
