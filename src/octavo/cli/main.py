@@ -28,6 +28,7 @@ from octavo.cli.plan import plan
 from octavo.cli.run import INTERRUPTED, run
 from octavo.cli.serve import key, serve
 from octavo.cli.terminal import Terminal
+from octavo.cli.top import top
 from octavo.cli.verify import verify
 from octavo.cli.why import why
 from octavo.errors import UserError
@@ -48,7 +49,22 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-for _command in (run, chat, serve, batch, key, pull, models, plan, compare, explain, verify, why, doctor):
+for _command in (
+    run,
+    chat,
+    serve,
+    batch,
+    key,
+    pull,
+    models,
+    plan,
+    compare,
+    explain,
+    verify,
+    why,
+    top,
+    doctor,
+):
     app.command(help=_paragraphs(_command.__doc__ or ""))(_command)
 app.add_typer(bench)
 app.add_typer(cache)

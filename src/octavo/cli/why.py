@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json as json_module
-import os
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
+from octavo.cli.remote import asking
 from octavo.cli.render import count, duration
 from octavo.cli.terminal import Terminal
-from octavo.errors import EngineError, InvalidRequest, NetworkUnavailable
 
 _MAX_NUMBER = 256
 
@@ -79,27 +78,6 @@ def lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def _fetch(url: str, number: int) -> list[dict[str, Any]]:
-    import httpx2
-
-    key = os.environ.get("OCTAVO_API_KEY", "").split()
-    headers = {"Authorization": f"Bearer {key[0]}"} if key else {}
-    address = f"{url.rstrip('/')}/v1/octavo/requests"
-    try:
-        reply = httpx2.get(address, params={"limit": number}, headers=headers, timeout=30.0)
-    except httpx2.InvalidURL as error:
-        raise InvalidRequest(f"{url!r} is not an address ({error}). Write http://HOST:PORT.") from error
-    except httpx2.UnsupportedProtocol as error:
-        raise InvalidRequest(f"{url!r} is not an address of HTTP. Write http://HOST:PORT.") from error
-    except httpx2.HTTPError as error:
-        raise NetworkUnavailable(
-            f"No server answers at {url} ({error}). Start one with octavo serve, or give its address with --url."
-        ) from error
-    if reply.status_code == 401:
-        raise InvalidRequest(f"The server at {url} wants a key. Set OCTAVO_API_KEY to one that it accepts.")
-    try:
-        data = reply.raise_for_status().json()["data"]
-        return [dict(record) for record in data]
-    except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise EngineError(
-            f"{address} did not tell of its requests ({error}). Is it Octavo's server?"
-        ) from error
+    with asking(url) as server:
+        reply = server.get("/v1/octavo/requests", params={"limit": number})
+        return [dict(record) for record in reply.raise_for_status().json()["data"]]

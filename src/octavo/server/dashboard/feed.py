@@ -12,6 +12,7 @@ from typing import Any
 from octavo.engine.lineage import Turn
 from octavo.engine.snapshot import Cell, Conversation, Snapshot
 from octavo.errors import EngineStopped
+from octavo.server.dashboard.changes import Sections, changed
 from octavo.server.http import sse_json
 from octavo.server.models import Models
 from octavo.server.tenants import METRICS, Keys, Tenant
@@ -22,8 +23,6 @@ EVERY_S = 0.4
 
 _SILENCE_S = 5.0
 MAX_CONVERSATIONS, MAX_TURNS = 60, 20
-
-Sections = dict[str, Any]
 
 
 class Feed:
@@ -84,23 +83,6 @@ class Feed:
             "names": self._models.names,
         }
         return {"who": who, "models": models}
-
-
-def changed(before: Sections, after: Sections) -> Sections:
-    """What of `after` differs from `before`; None stands for what is gone. The client merges it the same way.
-
-    Objects are compared field by field, down to the sections of a model and to each conversation.
-    """
-    changes: Sections = {name: None for name in before if name not in after}
-    for name, value in after.items():
-        old = before.get(name)
-        if old == value and name in before:
-            continue
-        if isinstance(value, dict) and isinstance(old, dict):
-            changes[name] = changed(old, value)
-        else:
-            changes[name] = value
-    return changes
 
 
 def sections_of(seen: Snapshot) -> Sections:
