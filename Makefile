@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*)
 # Waiting threads that spin slow a shared machine down; a test run shares it with itself.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test check unit exact fuzz faults sanitize install tools browser clean
+.PHONY: run test check unit exact fuzz faults sanitize docs install tools browser clean
 
 run: install
 	@$(BIN)/octavo pull $(MODEL)
@@ -44,6 +44,10 @@ fuzz: tools
 faults: tools
 	OCTAVO_FAULT_TRIALS=$(TRIALS) $(BIN)/pytest tests/faults --timeout 7200
 
+# The documentation as a site, in build/site.
+docs: tools
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 # The kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer; needs GCC. Python is not built with them, so
 # their libraries come first, and the C++ library beside them, whose exceptions they watch.
 sanitize: tools
@@ -69,7 +73,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 # What checks and tests take besides; the native module is there already.
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "Installing what checks and tests need (a few minutes the first time) ..."
-	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable ".[dev,bench,clients]"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable ".[dev,bench,clients,docs]"
 	@touch $@
 
 # The tests of the pages drive a real Chromium. Where there is none it is installed, if that needs no password.

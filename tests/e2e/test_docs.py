@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +64,10 @@ def typed_commands(block: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[str]:
-    """Every command line of `octavo` in a block of the README."""
-    shown = [line for language, text in blocks(README) if language == "sh" for line in text.splitlines()]
-    shown += [
-        line for language, text in blocks(README) if language == "console" for line, _ in typed_commands(text)
-    ]
+    """Every command line of `octavo` in a block of a page."""
+    found = [block for page in PAGES for block in blocks(page)]
+    shown = [line for language, text in found if language == "sh" for line in text.splitlines()]
+    shown += [line for language, text in found if language == "console" for line, _ in typed_commands(text)]
     return [line for line in shown if line.startswith("octavo ")]
 
 
@@ -80,25 +82,34 @@ def test_python_runs_and_prints_what_is_shown(code: str, printed: str | None) ->
 
 
 @pytest.mark.bundled
-def test_console_blocks_print_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_commands_do_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of `sh` blocks have to succeed, and those of `console` blocks to print what stands below them."""
     monkeypatch.chdir(tmp_path)
-    shown = [
-        pair for language, text in blocks(README) if language == "console" for pair in typed_commands(text)
+    found = [block for page in PAGES for block in blocks(page)]
+    assert {language for language, _ in found} == {"sh", "console", "python", "text"}
+    shown = [pair for language, text in found if language == "console" for pair in typed_commands(text)]
+    alone = [
+        (line.partition(" #")[0], None)
+        for language, text in found
+        if language == "sh"
+        for line in text.splitlines()
     ]
     assert shown
     code = 0
-    for line, printed in shown:
+    for line, printed in [*shown, *alone]:
         words = shlex.split(line)
-        if words[0] == "cat":
+        if printed is None and (words[0] == "make" or words[1] == "serve"):
+            continue  # the first are run by whoever runs this, the second by the tests of the server
+        if printed is not None and words[0] == "cat":
             (tmp_path / words[1]).write_text(printed)
-        elif line == "echo $?":
+        elif printed is not None and line == "echo $?":
             assert printed.strip() == str(code)
         elif words[0] != "curl":  # those are sent by server/test_readme.py
             assert words[0] == "octavo"
             output = io.StringIO()
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                 code = invoke(words[1:])
-            assert shape(output.getvalue()) == shape(printed)
+            assert code == 0 if printed is None else shape(output.getvalue()) == shape(printed)
 
 
 @pytest.mark.parametrize("line", commands())
@@ -143,3 +154,31 @@ def test_references_lead_somewhere(page: Path) -> None:
         assert not test or re.search(rf"^ *(async )?def {test}\b", (ROOT / path).read_text(), re.M), test
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert (page.parent / link).exists(), link
+
+
+def test_the_site_builds_and_nothing_is_missing(tmp_path: Path) -> None:
+    """As `make docs`: broken links and anchors, pages outside the navigation and missing sections are errors."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+    assert result.returncode == 0, result.stderr
+    pages = {page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "site").glob("*.html")}
+    assert "Histories are exact." in pages["server.html"], "the README's section is in the page"
+    assert not any("<!-- include" in text for text in pages.values())
+    assert (tmp_path / "site" / "img" / "compare-smollm2.png").exists()
+
+
+def test_sections_are_cut_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from hooks import linked, section  # type: ignore[import-not-found]
+
+    text = "# Title\nfirst\n## A\none\n```\n## not one\n```\n### B\ntwo\n## C\nthree\n"
+    assert section(text, "Title") == "first"
+    assert section(text, "A") == "one\n```\n## not one\n```\n### B\ntwo"
+    assert section(text, "B") == "two"
+    assert section(text, "C") == "three"
+    with pytest.raises(LookupError):
+        section(text, "not one")
+    assert linked("[a](#server) [b](docs/design.md) ![c](docs/img/x.png) [d](LICENSE) [e](https://f)") == (
+        "[a](server.md) [b](design.md) ![c](img/x.png) `LICENSE` [e](https://f)"
+    )

@@ -1,4 +1,4 @@
-"""The requests that the README shows, sent to a server: the answers are those shown."""
+"""The requests that the README and the pages show, sent to a server: the answers are those shown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ import pytest
 
 from .conftest import Served
 
-README = Path(__file__).parents[3] / "README.md"
-SHOWN = re.findall(r"^\$ (curl .*)\n(.*)\n", README.read_text(encoding="utf-8"), re.M)
+ROOT = Path(__file__).parents[3]
+SHOWN = [
+    found
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for found in re.findall(r"^\$ (curl .*)\n(.*)\n", page.read_text(encoding="utf-8"), re.M)
+]
 CHANGES = {"id", "created", "system_fingerprint", "cached_tokens", "cache_write_tokens", "octavo"}
 """Fields that differ from one time to the next; what was reused depends on who asked before."""
 
