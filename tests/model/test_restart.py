@@ -242,3 +242,35 @@ def test_aborting_while_loading_leaves_nothing_behind() -> None:
         assert reply.usage.cached_tokens > 0
         assert engine.memory().kv_used_bytes == 0
         engine.check_integrity()
+
+
+def test_a_forgotten_sequence_is_gone_in_memory_and_on_disk_but_for_what_others_have() -> None:
+    with life() as engine:
+        first, _ = answer(engine, PROMPT)
+        longer = [*PROMPT, *first.token_ids, 11, 12, 13]
+        second, _ = answer(engine, longer)
+        other = [*PROMPT[:70], *range(20, 80)]  # two blocks that both have
+        kept, _ = answer(engine, other)
+        assert engine.forget_sequence([*PROMPT, *first.token_ids][:-1]) == 0, "a longer one goes on from it"
+        assert engine.generate(PROMPT, max_tokens=1).usage.cached_tokens == len(PROMPT) - 1
+        whole = [*longer, *second.token_ids]
+        assert engine.flush()
+        engine.forget_sequence(whole[:-1], cache_namespace="nobody")
+        engine.forget_sequence(whole[:-1])
+        assert engine.flush()
+        again = engine.generate(whole, max_tokens=1)
+        assert (again.usage.cached_tokens, again.usage.loaded_tokens) == (64, 0)
+        assert again.why.cause == "cleared"
+        engine.forget_sequence(whole)
+        engine.check_integrity()
+        assert engine.flush()
+    with life() as engine:
+        assert engine.generate(whole, max_tokens=1).usage.cached_tokens == 64
+        engine.clear()
+    with life() as engine:
+        known = [*PROMPT, *answer(engine, PROMPT)[0].token_ids]
+    with life() as engine:  # which knows of no conversations
+        engine.forget_sequence(known[:-1])
+    with life() as engine:
+        assert engine.generate(known, max_tokens=1).usage.cached_tokens == 0
+    assert kept.usage.cached_tokens == 64

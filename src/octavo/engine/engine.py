@@ -214,6 +214,10 @@ class TokenEngine:
         """Forgets what only this conversation has, in memory and on disk; see `Onlooker.drop`."""
         return self._ask(lambda: self._core.onlooker.drop(name, cache_namespace))
 
+    def forget_sequence(self, token_ids: Sequence[int], *, cache_namespace: str = "") -> int:
+        """Forgets what was computed of a sequence, in memory and on disk; see `Onlooker.forget_sequence`."""
+        return self._ask(lambda: self._core.onlooker.forget_sequence(token_ids, cache_namespace))
+
     def memory(self) -> MemoryReport:
         """Bytes of weights and cache, apart."""
         return self._ask(self._core.memory)

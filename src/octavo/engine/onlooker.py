@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence as SequenceOf
 
 from octavo.engine.cache import EngineCache
 from octavo.engine.lineage import Lineage, Lineages
@@ -11,7 +12,8 @@ from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import Sequence
 from octavo.engine.snapshot import Holding, Known, Observation
 from octavo.errors import InvalidRequest
-from octavo.kv.storage.records import unpack_ids
+from octavo.kv.hashing import chain_hashes
+from octavo.kv.storage.records import pack_ids, unpack_ids
 from octavo.spec import BLOCK_SIZE
 
 
@@ -96,6 +98,26 @@ class Onlooker:
         hashes = self.lineages.alone(lineage)
         self.lineages.drop(lineage)
         return self._cache.drop(lineage.namespace, hashes, unpack_ids(lineage.sequence))
+
+    def forget_sequence(self, token_ids: SequenceOf[int], tenant: str) -> int:
+        """Forgets what was computed of a sequence, in memory and below, but what other conversations have too.
+
+        Nothing, if a longer sequence goes on from it.
+
+        Returns:
+            The bytes of memory given back to the system.
+        """
+        namespace, packed = self._cache.namespace(tenant), pack_ids(token_ids)
+        all_ = [one for one in self.lineages if one.namespace == namespace]
+        own = [one for one in all_ if one.sequence and packed.startswith(one.sequence)]
+        others = [one for one in all_ if one not in own]
+        if any(one.sequence.startswith(packed) or one.prompt.startswith(packed) for one in others):
+            return 0
+        hashes = set(chain_hashes(namespace, token_ids)).difference(*(one.block_hashes for one in others))
+        for lineage in own:
+            self._cache.pins.release(_pin_name(lineage))
+            self.lineages.drop(lineage)
+        return self._cache.drop(namespace, hashes, token_ids)
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence ends whole, and what it has in its table can be shared."""

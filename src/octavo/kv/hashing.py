@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, Self
@@ -40,6 +40,14 @@ def block_hash(namespace: bytes, parent: bytes, token_ids: Sequence[int]) -> byt
     hasher = blake2b(parent, digest_size=16, key=namespace)
     hasher.update(struct.pack(f"<{len(token_ids)}I", *token_ids))
     return hasher.digest()
+
+
+def chain_hashes(namespace: bytes, token_ids: Sequence[int]) -> Iterator[bytes]:
+    """The hashes of a sequence's full blocks."""
+    parent = ROOT_HASH
+    for start in range(0, len(token_ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
+        parent = block_hash(namespace, parent, token_ids[start : start + BLOCK_SIZE])
+        yield parent
 
 
 def sequence_hash(namespace: bytes, token_ids: Sequence[int]) -> bytes:

@@ -69,6 +69,16 @@ class Model:
             if token.special and str(token.content) in text
         }
 
+    def forget(self, namespace: str, token_ids: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Drops a tenant's transcripts, and what was computed of a sequence that nothing goes on from."""
+        self.engine.forget_sequence(
+            token_ids[:-1], cache_namespace=namespace
+        )  # the last one was never computed
+        if self.transcripts is not None:
+            for key in keys:
+                self.transcripts.remove(namespace, key)
+        self.engine.disk.flush(30.0)  # when this is told, it is so
+
     def warm(self, system: str, namespace: str, pin: str | None = None) -> int:
         """Reads a system prompt, so that the first request with it finds it read; `pin` as in `Retention`.
 

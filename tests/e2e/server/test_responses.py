@@ -144,6 +144,24 @@ def test_what_is_not_stored_or_deleted_is_gone(client: openai.OpenAI) -> None:
             client.responses.create(input="x", previous_response_id=gone.id, **OPTIONS)
 
 
+def test_what_was_computed_for_a_deleted_conversation_is_gone(client: openai.OpenAI) -> None:
+    text = "The cooper of the island made nine barrels a week, and each had a name of its own. " * 5
+    options = {**OPTIONS, "max_output_tokens": 8, "extra_body": WHY}
+    talk = client.conversations.create()
+    first = client.responses.create(input=text, conversation=talk.id, **options)
+    client.responses.create(input="Name one.", conversation=talk.id, **options)
+    client.responses.delete(first.id)
+    asked = {"input": text, "store": False, **options}
+    again = client.responses.create(**asked)
+    assert again.usage.input_tokens_details.cached_tokens == again.usage.input_tokens - 1, (
+        "the talk goes on from it"
+    )
+    client.conversations.delete(talk.id)
+    gone = client.responses.create(**asked)
+    assert gone.usage.input_tokens_details.cached_tokens < 32
+    assert gone.octavo["why"]["cause"] == "cleared"
+
+
 def test_a_response_in_the_background_can_be_asked_for_and_cancelled(client: openai.OpenAI) -> None:
     made = client.responses.create(input="Hi", background=True, **OPTIONS)
     assert made.status in ("queued", "in_progress")

@@ -113,7 +113,7 @@ Piece = BeginPiece | TextPiece | CallPiece | ArgumentsPiece | EndPiece | ReplyPi
 
 @dataclass(slots=True)
 class Answer:
-    """One whole answer."""
+    """One whole answer. `key` is the name of its transcript."""
 
     index: int
     text: str = ""
@@ -121,6 +121,7 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ending: Ending = "stop"
     stop: str | None = None
+    key: bytes = b""
 
     def add(self, piece: Piece) -> None:
         """Takes up a piece of this answer."""
@@ -248,7 +249,9 @@ class Asked:
 
     def _keep(self, answer: Answer, choice: Choice) -> None:
         message = ChatMessage("assistant", self._job.prefill + answer.text, tuple(answer.calls))
-        self._history.keep(self.prompt, message, choice.token_ids, choice.text, disk=self._job.disk)
+        answer.key = self._history.keep(
+            self.prompt, message, choice.token_ids, choice.text, disk=self._job.disk
+        )
 
     def _make_grammar(self) -> str | None:
         job, choice = self._job, self._job.tool_use.choice

@@ -86,11 +86,15 @@ class ChatHistory:
         piece = self._template.piece(self._with(segment, prefill))
         return Prompt(piece.ids, "retokenised" if answers else "exact", 0)
 
-    def keep(self, prompt: Prompt, answer: ChatMessage, ids: Sequence[int], text: str, *, disk: bool) -> None:
-        """Remembers an answer: its ids, and its text as it was shown, calls included."""
+    def keep(
+        self, prompt: Prompt, answer: ChatMessage, ids: Sequence[int], text: str, *, disk: bool
+    ) -> bytes:
+        """Remembers an answer: its ids, and its text as it was shown, calls included; returns the name for it."""
+        key = self._keys.after(answer)
         if self._store is not None:
             transcript = Transcript((*prompt.ids, *ids), len(ids), text)
-            self._store.put(self._namespace, self._keys.after(answer), transcript, disk=disk)
+            self._store.put(self._namespace, key, transcript, disk=disk)
+        return key
 
     def _latest(self, answers: Sequence[int]) -> tuple[int, Transcript] | None:
         """The latest answer that is kept, with the index of its message."""

@@ -46,6 +46,7 @@ class TranscriptStore(Protocol):
         """Keeps one; off the disk unless `disk` is set."""
         ...
 
+    def remove(self, namespace: str, key: bytes) -> None: ...
     def forget(self, namespace: str) -> int:
         """Drops all of a tenant's; how many there were."""
         ...
@@ -75,6 +76,10 @@ class MemoryTranscripts:
             self._bytes += _size(kept)
             while self._bytes > self._max_bytes:
                 self._drop(next(iter(self._entries)))
+
+    def remove(self, namespace: str, key: bytes) -> None:
+        with self._lock:
+            self._drop((namespace, key))
 
     def forget(self, namespace: str) -> int:
         with self._lock:
@@ -121,6 +126,10 @@ class DurableTranscripts:
         self._memory.put(namespace, key, transcript)
         if disk:
             self._disk.put_document(Document(_KIND, key, _packed(transcript), namespace))
+
+    def remove(self, namespace: str, key: bytes) -> None:
+        self._memory.remove(namespace, self._own(key))
+        self._disk.remove_document(_KIND, namespace, self._own(key))
 
     def forget(self, namespace: str) -> int:
         self._disk.remove_documents(_KIND, namespace)

@@ -18,6 +18,29 @@ from octavo.server.problems import Problem
 _FLUSH_S = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What an answer has left elsewhere: the model's keys and values of `ids`, and transcripts under `keys`."""
+
+    model: str
+    ids: tuple[int, ...]
+    keys: tuple[bytes, ...]
+
+    def before(self, later: Trace) -> Trace | None:
+        """Both as one, if the later one goes on from this one."""
+        if self.model != later.model or later.ids[: len(self.ids)] != self.ids:
+            return None
+        return Trace(self.model, later.ids, (*self.keys, *later.keys))
+
+    def packed(self) -> list[Any]:
+        return [self.model, list(self.ids), [key.hex() for key in self.keys]]
+
+    @classmethod
+    def unpacked(cls, values: Sequence[Any]) -> Self:
+        model, ids, keys = values
+        return cls(model, tuple(ids), tuple(map(bytes.fromhex, keys)))
+
+
 @dataclass(slots=True)
 class KeptResponse:
     """A response, what it answered, and the messages that a next one goes on from.
@@ -32,17 +55,21 @@ class KeptResponse:
     items: list[dict[str, Any]]
     messages: tuple[ChatMessage, ...]
     task: asyncio.Task[None] | None = None
+    traces: list[Trace] = field(default_factory=list)
 
     @property
     def id(self) -> str:
         return str(self.response["id"])
 
     def packed(self) -> dict[str, Any]:
-        return {"response": self.response, "items": self.items, "messages": _packed(self.messages)}
+        traces = [trace.packed() for trace in self.traces]
+        messages = _packed(self.messages)
+        return {"response": self.response, "items": self.items, "messages": messages, "traces": traces}
 
     @classmethod
     def unpacked(cls, values: Mapping[str, Any]) -> Self:
-        return cls(values["response"], values["items"], _unpacked(values["messages"]))
+        traces = [Trace.unpacked(one) for one in values["traces"]]
+        return cls(values["response"], values["items"], _unpacked(values["messages"]), traces=traces)
 
 
 @dataclass(slots=True)
@@ -54,10 +81,18 @@ class KeptConversation:
     items: list[dict[str, Any]]
     messages: tuple[ChatMessage, ...]
     created_at: int = field(default_factory=lambda: int(time.time()))
+    traces: list[Trace] = field(default_factory=list)
 
-    def add(self, items: Sequence[dict[str, Any]], messages: Sequence[ChatMessage]) -> None:
+    def add(
+        self, items: Sequence[dict[str, Any]], messages: Sequence[ChatMessage], trace: Trace | None
+    ) -> None:
         self.items += items
         self.messages += tuple(messages)
+        if trace is not None:
+            joined = self.traces[-1].before(trace) if self.traces else None
+            if joined is not None:
+                self.traces.pop()
+            self.traces.append(joined or trace)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -68,12 +103,15 @@ class KeptConversation:
         }
 
     def packed(self) -> dict[str, Any]:
-        return {**self.as_json(), "items": list(self.items), "messages": _packed(self.messages)}
+        traces = [trace.packed() for trace in self.traces]
+        messages = _packed(self.messages)
+        return {**self.as_json(), "items": list(self.items), "messages": messages, "traces": traces}
 
     @classmethod
     def unpacked(cls, values: Mapping[str, Any]) -> Self:
         messages = _unpacked(values["messages"])
-        return cls(values["id"], values["metadata"], values["items"], messages, values["created_at"])
+        traces = [Trace.unpacked(one) for one in values["traces"]]
+        return cls(values["id"], values["metadata"], values["items"], messages, values["created_at"], traces)
 
 
 T = TypeVar("T", KeptResponse, KeptConversation)

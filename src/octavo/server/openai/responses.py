@@ -17,7 +17,7 @@ from octavo.server.gate import Visit
 from octavo.server.http import JsonReply, event_stream, sse_json, unless_gone, visit_of
 from octavo.server.log import log
 from octavo.server.models import Models
-from octavo.server.openai.kept import KeptConversation, KeptResponse, Shelf
+from octavo.server.openai.kept import KeptConversation, KeptResponse, Shelf, Trace
 from octavo.server.openai.responses_convert import job_of, kept_items, messages_of, new_id
 from octavo.server.openai.responses_run import ResponseRun
 from octavo.server.openai.responses_schema import ConversationRequest, ResponseRequest
@@ -59,10 +59,11 @@ class Responses:
 
         async def done() -> None:
             if conversation is not None and (namespace, conversation.id) in self.conversations:
-                conversation.add([*items, *run.response["output"]], [*own, run.message])
+                conversation.add([*items, *run.response["output"]], [*own, run.message], run.trace)
                 await self.conversations.save(namespace, conversation)
             if body.store is not False:
-                kept = KeptResponse(run.response, items, (*messages, run.message))
+                traces = [] if run.trace is None else [run.trace]
+                kept = KeptResponse(run.response, items, (*messages, run.message), traces=traces)
                 await self._keep(namespace, kept, body)
 
         if body.background:
@@ -85,10 +86,13 @@ class Responses:
         self._models.check_cleared()
         return await self.conversations.find(namespace, conversation_id)
 
-    async def delete(self, namespace: str, response_id: str) -> dict[str, Any]:
+    async def delete(self, visit: Visit, response_id: str) -> dict[str, Any]:
+        """Deletes a response, and what was computed for it unless something goes on from it."""
+        namespace = visit.tenant.namespace
         kept = await self.find(namespace, response_id)
         if kept.task is not None:
             kept.task.cancel()
+        await self._forget(visit, kept.traces)
         await self.responses.drop(namespace, response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
@@ -116,14 +120,24 @@ class Responses:
         await self.conversations.save(namespace, conversation)
         return conversation.as_json()
 
-    async def delete_conversation(self, namespace: str, conversation_id: str) -> dict[str, Any]:
-        await self.find_conversation(namespace, conversation_id)
+    async def delete_conversation(self, visit: Visit, conversation_id: str) -> dict[str, Any]:
+        """Deletes a conversation, and what was computed for it unless something goes on from it."""
+        namespace = visit.tenant.namespace
+        kept = await self.find_conversation(namespace, conversation_id)
+        await self._forget(visit, kept.traces)
         await self.conversations.drop(namespace, conversation_id)
         return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
     def forget(self, namespace: str) -> int:
         """Drops all responses and conversations of a tenant; how many there were."""
         return self.responses.forget(namespace) + self.conversations.forget(namespace)
+
+    async def _forget(self, visit: Visit, traces: Sequence[Trace]) -> None:
+        for trace in traces:
+            if trace.model in self._models.names:
+                model = await self._models.hold(trace.model, visit)
+                namespace = visit.tenant.namespace
+                await asyncio.to_thread(model.forget, namespace, trace.ids, trace.keys)
 
     async def _keep(self, namespace: str, kept: KeptResponse, body: ResponseRequest) -> None:
         if body.disk:

@@ -47,7 +47,7 @@ def responses_routes(responses: Responses) -> APIRouter:
 
     @router.delete("/responses/{response_id}", summary="Forget a response")
     async def delete(request: Request, response_id: str) -> Deleted:
-        return Deleted(**await responses.delete(tenant(request), response_id))
+        return Deleted(**await responses.delete(visit_of(request), response_id))
 
     @router.post("/responses/{response_id}/cancel", summary="End a response in the background", **one)
     async def cancel(request: Request, response_id: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def responses_routes(responses: Responses) -> APIRouter:
 
     @router.delete("/conversations/{conversation_id}", summary="Forget a conversation")
     async def delete_conversation(request: Request, conversation_id: str) -> Deleted:
-        return Deleted(**await responses.delete_conversation(tenant(request), conversation_id))
+        return Deleted(**await responses.delete_conversation(visit_of(request), conversation_id))
 
     @router.get("/conversations/{conversation_id}/items", summary="What was said in a conversation")
     async def items(

@@ -23,6 +23,7 @@ from octavo.server.chat.answer import (
 from octavo.server.chat.messages import ChatMessage
 from octavo.server.gate import Visit
 from octavo.server.models import Model
+from octavo.server.openai.kept import Trace
 from octavo.server.openai.responses_convert import new_id
 from octavo.server.openai.responses_schema import NamedFunction, ResponseRequest
 from octavo.server.openai.schema import logprobs_of
@@ -37,6 +38,7 @@ class ResponseRun:
 
     Attributes:
         response: the object, as far as it has got.
+        trace: of the answer, when it has ended.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ResponseRun:
         self._visit = visit
         self._number = -1
         self._answer = Answer(0)
+        self.trace: Trace | None = None
         self._item: dict[str, Any] | None = None  # the output item that grows
         text_format: dict[str, Any] = {"type": "text"}
         if body.text is not None and body.text.format is not None:
@@ -179,6 +182,8 @@ class ResponseRun:
             yield from self._open_message()
             yield from self._close("completed")
         usage = end.reply.usage
+        ids = (*end.prompt.ids, *end.reply.token_ids)
+        self.trace = Trace(self._model.name, ids, (end.answers[0].key,))
         ending: Ending = self._answer.ending
         self.response |= {
             "status": "incomplete" if ending == "length" else "completed",
