@@ -15,6 +15,7 @@ from octavo.cli.options import Model, Weights
 from octavo.cli.render import count
 from octavo.cli.terminal import Terminal
 from octavo.cli.text import names, numbers, read_file
+from octavo.cli.verify_edits import show_edits
 from octavo.config import check_weights
 from octavo.errors import InvalidRequest
 from octavo.models import catalog
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from octavo.engine.lockstep import FormatScore
 
 _MAX_KLD = 0.002
+_FORMATS = "bf16,int8,k8v4,int4"
 
 
 def verify(
@@ -37,7 +39,7 @@ def verify(
     ] = None,
     formats: Annotated[
         str, typer.Option(metavar="NAMES", help="Formats to compare with unquantised keys and values.")
-    ] = "bf16,int8,k8v4,int4",
+    ] = _FORMATS,
     contexts: Annotated[
         str, typer.Option(metavar="TOKENS", help="Tokens of a window; at most the model's own are read.")
     ] = "512,2048,8192",
@@ -60,6 +62,14 @@ def verify(
     max_kld: Annotated[
         float, typer.Option(metavar="X", help="Mean divergence that a recommended format may have.")
     ] = _MAX_KLD,
+    edits: Annotated[
+        bool,
+        typer.Option(
+            "--edits",
+            help="Measure approximate reuse behind an edit instead: a prompt of the longest of --contexts is changed "
+            "in one place and read exactly and approximately, in the first of --formats.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on one line; nothing else.")] = False,
 ) -> None:
     """Measure what each cache format costs a model in quality, and recommend one.
@@ -75,6 +85,10 @@ def verify(
     given = None if text is None else read_file(text, "The text")
     terminal = Terminal(json=json)
     source = catalog.resolve(model)
+    if edits:
+        chosen = "int8" if formats == _FORMATS else names(formats)[0]
+        show_edits(terminal, source, given, max(lengths), chosen, weights.value, json=json)
+        return
     with terminal.bars() as bars:
         bars("start", 0, None)
         from octavo.engine.verify import VerifySettings, default_text, recommend

@@ -25,3 +25,9 @@ def check_request(request: Request, *, vocab_size: int, max_running: int) -> Non
         raise InvalidRequest(
             f"urgency is {request.urgency}; it must be from {-MAX_URGENCY} to {MAX_URGENCY}."
         )
+    if request.reuse not in ("exact", "approximate"):
+        raise InvalidRequest(f"reuse is {request.reuse!r}; it must be exact or approximate.")
+    if request.reuse == "approximate" and (not request.cache or request.retention.pin is not None):
+        raise InvalidRequest(
+            "reuse is approximate, which needs the cache and keeps nothing. Leave pin out, and cache on."
+        )

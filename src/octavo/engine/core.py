@@ -13,6 +13,7 @@ from octavo.config import EngineConfig
 from octavo.engine.admission import check_request
 from octavo.engine.cache import EngineCache
 from octavo.engine.detokenizer import Detokenizer
+from octavo.engine.edits import Edits
 from octavo.engine.journal import Journal
 from octavo.engine.messages import Delta, Event, Failure, FinishReason, MemoryReport, Progress, Request
 from octavo.engine.onlooker import Onlooker
@@ -70,12 +71,14 @@ class EngineCore:
         self.context = prepared.context
         self.vocab_size = int(prepared.model.config.vocab_size)
         self._cache = EngineCache(prepared, loaded.name, config, budget_bytes, tier, post)
+        self._edits = Edits(self._cache.manager, self._cache.runner, prepared)
         self._scheduler = Scheduler(
             self._cache.manager,
             self._cache.tiers,
             max_running=config.max_running,
             max_step_tokens=config.max_step_tokens,
             draft=self._draft,
+            edits=self._edits,
         )
         self._speculator = Speculator(self.context, loaded.eos_token_ids)
         self.onlooker = Onlooker(self._cache, self._scheduler, loaded.name, self.context)
@@ -141,6 +144,8 @@ class EngineCore:
         if request.request_id in self._sequences:
             raise InvalidRequest(f"There is already a request {request.request_id!r}.")
         check_request(request, vocab_size=self.vocab_size, max_running=self._config.max_running)
+        if request.reuse == "approximate":
+            self._edits.check()
         namespace = self._cache.admit(request)
         seed = draw_seed() if request.params.seed is None else request.params.seed
         state = RequestState(request, namespace, seed)
@@ -383,11 +388,19 @@ class EngineCore:
         if state.finished:
             del self._sequences[request_id]
             self._deadlines.pop(request_id, None)
+            if state.num_approximate_tokens:
+                state.notes.append(
+                    f"{state.num_approximate_tokens:,} tokens of the prompt were taken over from behind an edit "
+                    "and not computed again, so the answer is approximate (reuse)."
+                )
             complaint = self._cache.tiers.tier.take_complaint()
             if complaint is not None:
                 state.notes.append(complaint)
             reply = state.reply(
-                self.memory(), self.journal.why(state), self._exactness.notes, exact=self._exactness.exact
+                self.memory(),
+                self.journal.why(state),
+                self._exactness.notes,
+                exact=self._exactness.exact and not state.num_approximate_tokens,
             )
             self.journal.note(state, reply)
             if state.lineage is not None:

@@ -125,9 +125,9 @@ class TokenEngine:
     ) -> Iterator[Event]:
         """Generates, yielding `Delta`s (the last one has the `reply`) and `Progress` of a long prefill.
 
-        Besides sampling settings, keywords are `cache`, `cache_namespace`, `ephemeral`, `shown_specials`, `urgency`,
-        `timeout_s` and `prompt_logprobs` (see `Request`), and `grammar`, in llguidance's Lark, which the answer then
-        follows.
+        Besides sampling settings, keywords are `cache`, `cache_namespace`, `ephemeral`, `reuse`, `shown_specials`,
+        `urgency`, `timeout_s` and `prompt_logprobs` (see `Request`), and `grammar`, in llguidance's Lark, which the
+        answer then follows.
 
         Closing the iterator aborts the request.
 
@@ -290,6 +290,7 @@ class TokenEngine:
         shown = tuple(sampling.pop("shown_specials", ()))
         prompt_logprobs = sampling.pop("prompt_logprobs", None)
         urgency, timeout_s = int(sampling.pop("urgency", 0)), sampling.pop("timeout_s", None)
+        reuse = sampling.pop("reuse", "exact")
         if params is not None and sampling:
             raise InvalidRequest("Give either params or single sampling settings, not both.")
         if params is None:
@@ -305,6 +306,7 @@ class TokenEngine:
             disk=disk,
             retention=Retention(**kept),
             cache=cache and self.config.cache,
+            reuse=reuse,
             constraint=None if grammar is None else self._grammars.compile(grammar),
             shown_specials=shown,
             prompt_logprobs=prompt_logprobs,

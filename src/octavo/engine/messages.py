@@ -42,6 +42,7 @@ class Request:
         ephemeral: nothing that it computes is kept when it has ended, in memory or on disk.
         disk: whether what it computes may go to disk.
         retention: how long what it computes is worth keeping.
+        reuse: `approximate` takes text behind an edit over without computing it again; see `octavo.engine.edits`.
         constraint: the grammar that the answer follows.
         shown_specials: special tokens whose text is part of the answer's text.
         prompt_logprobs: how many alternatives to report for each token of the prompt; every token is computed for it,
@@ -59,6 +60,7 @@ class Request:
     ephemeral: bool = False
     disk: bool = True
     retention: Retention = field(default_factory=Retention)
+    reuse: Literal["exact", "approximate"] = "exact"
     constraint: Constraint | None = None
     shown_specials: tuple[str, ...] = ()
     prompt_logprobs: int | None = None
@@ -103,8 +105,9 @@ class Usage:
     """Token counts of one request. `prompt_tokens == cached_tokens + computed_tokens` with the cache on.
 
     Without the cache `computed_tokens` counts every token of every step. Of the cached tokens, `loaded_tokens`
-    came from the disk. Of `drafted_tokens`, which were guessed from earlier text and computed beside the answer's own,
-    `accepted_tokens` are part of the answer.
+    came from the disk. With `reuse="approximate"`, `approximate_tokens` of the prompt were neither cached nor
+    computed, but taken over from behind an edit. Of `drafted_tokens`, which were guessed from earlier text and
+    computed beside the answer's own, `accepted_tokens` are part of the answer.
     """
 
     prompt_tokens: int
@@ -112,6 +115,7 @@ class Usage:
     computed_tokens: int
     completion_tokens: int
     loaded_tokens: int = 0
+    approximate_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 

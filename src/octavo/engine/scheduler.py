@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from octavo.engine.edits import Edits
 from octavo.engine.pace import Pace
 from octavo.engine.runner import Chunk
 from octavo.engine.sequence import Sequence
@@ -39,6 +40,7 @@ class Scheduler:
         max_running: sequences that hold a place in the cache at once.
         max_step_tokens: tokens of one step.
         draft: guesses for a sequence that decodes: at most so many, in a step of so many sequences.
+        edits: what requests may take over from behind an edit.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Scheduler:
         max_running: int,
         max_step_tokens: int,
         draft: Callable[[Sequence, int, int], list[int]],
+        edits: Edits,
     ) -> None:
         self._manager = manager
         self._tiers = tiers
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
         self._draft = draft
+        self._edits = edits
         self._pace = Pace(max_step_tokens)
         self._is_paced = False  # prompts are read beside decodes
         self._suspects: list[Sequence] = []
@@ -142,6 +146,9 @@ class Scheduler:
     def forget_blocks(self, sequence: Sequence, *, keep_tail: bool = True) -> None:
         """Gives a sequence's blocks back; its last block stays as a raw tail, unless a step of it has failed."""
         self._tiers.cancel(sequence)
+        if sequence.edit is not None:
+            self._edits.drop(sequence.edit)
+            sequence.edit = None
         table = sequence.table
         if table is not None:
             if keep_tail and table.num_tokens and not table.num_pending:
@@ -218,6 +225,12 @@ class Scheduler:
         assert table is not None
         if sequence.waits_for_tier:
             return None
+        if sequence.edit is not None:
+            before = table.num_tokens
+            count = self._edits.advance(sequence.edit, table, sequence.token_ids, count)
+            sequence.state.num_approximate_tokens += table.num_tokens - before
+            if not count:
+                return None
         if self._is_paced and count < sequence.num_remaining_tokens:
             beyond = (table.num_tokens + count) % BLOCK_SIZE
             count -= beyond if beyond < count else 0
@@ -267,9 +280,13 @@ class Scheduler:
         if state.started_s is None:
             state.num_cached_tokens = match.num_tokens
             state.miss = self._manager.explain(match, ids) if looks else None
-        sequence.table = self._manager.start(match, ids, publish=caches and not state.request.ephemeral)
-        if looks:
+        exact = state.request.reuse == "exact"
+        publish = caches and exact and not state.request.ephemeral
+        sequence.table = self._manager.start(match, ids, publish=publish)
+        if looks and exact:
             self._tiers.begin(sequence, self._loaded)
+        elif looks:
+            sequence.edit = self._edits.plan(sequence.table, ids)
 
     def _loaded(self, sequence: Sequence) -> None:
         """A lower tier has given what it had."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.lineage import Lineage
@@ -25,6 +26,9 @@ from octavo.engine.speculation import Drafter
 from octavo.kv.explain import Miss
 from octavo.kv.storage.tier import Elsewhere
 from octavo.kv.table import BlockTable
+
+if TYPE_CHECKING:
+    from octavo.engine.edits import EditPlan
 
 MAX_OVERTAKEN = 32
 """Later requests that may be taken in before one that waits; then it is next, whatever the others are."""
@@ -53,6 +57,7 @@ class RequestState:
     miss: Miss | None = None
     elsewhere: Elsewhere | None = None
     num_expired_tokens: int = 0
+    num_approximate_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     lineage: Lineage | None = None
@@ -102,6 +107,7 @@ class RequestState:
             cached_tokens=self.num_cached_tokens,
             computed_tokens=self.num_computed_tokens,
             loaded_tokens=self.num_loaded_tokens,
+            approximate_tokens=self.num_approximate_tokens,
             drafted_tokens=self.num_drafted_tokens,
             accepted_tokens=self.num_accepted_tokens,
             completion_tokens=sum(len(choice.token_ids) for choice in self.choices.values()),
@@ -162,6 +168,7 @@ class Sequence:
     num_preempted: int = 0
     follows: tuple[Sequence, int] | None = None
     drafter: Drafter | None = None
+    edit: EditPlan | None = None
 
     @property
     def rank(self) -> tuple[int, int, int]:

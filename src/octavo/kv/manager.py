@@ -202,6 +202,29 @@ class KVCacheManager:
         """What a shareable block holds; None if it is not published."""
         return self._index.get(block_id)
 
+    def block_token_ids(self, block_id: int) -> tuple[int, ...]:
+        """The tokens of a published block."""
+        return self._index[block_id].token_ids
+
+    def chains(self, parent: Parent, limit: int) -> list[list[int]]:
+        """Ways to go on behind `parent`, `limit` at most: published blocks, the longest way first.
+
+        Where there are very many, some are not looked at.
+        """
+        ways: list[list[int]] = []
+        waiting = [[block_id] for block_id in self._index.children(parent)]
+        while waiting and len(ways) < 8 * limit:
+            way = waiting.pop()
+            children = list(self._index.children(way[-1]))
+            if not children:
+                ways.append(way)
+                continue
+            for child in children[1:]:
+                waiting.append([*way, child])
+            way.append(children[0])
+            waiting.append(way)
+        return sorted(ways, key=len, reverse=True)[:limit]
+
     def name(self, kind: Kind, namespace: bytes, parent: Parent, token_ids: Sequence[int]) -> Name:
         """What the tokens behind `parent`, a published block or the namespace, are called in a lower tier."""
         return Name.of(kind, namespace, self._index.chain_hash(parent), token_ids, self._hash)

@@ -101,6 +101,13 @@ class FusedDecoder:
         """The distinct linear layers by kind and size; what the start-up check goes over."""
         return dict(self._matrices)
 
+    def turn(self, distance: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Float32 cosines and sines `[half of the channels that turn]` that move a key by so many positions.
+
+        None where layers turn in different ways.
+        """
+        return self._rotary.turn(distance)
+
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: StepContext
     ) -> torch.Tensor:
@@ -217,6 +224,17 @@ class _Rotary:
         self._addresses = np.empty(0, dtype=np.int64)
         self.tables(1)
         self.dim = 2 * self._halves[0].shape[1]
+
+    def turn(self, distance: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See `FusedDecoder.turn`."""
+        if len(self.keys) != 1:
+            return None
+        self.tables(abs(distance) + 1)
+        cos, sin = self._halves
+        factor = cos[
+            0
+        ]  # some embeddings scale queries and keys too, which the keys that are moved are already
+        return cos[abs(distance)] / factor, sin[abs(distance)] / factor * (1 if distance >= 0 else -1)
 
     def tables(self, length: int) -> Addresses:
         """Addresses of the cosines and the sines of each key, for at least `length` positions.

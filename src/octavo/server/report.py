@@ -19,6 +19,7 @@ def octavo_report(reply: Reply, prompt: Prompt | None) -> dict[str, Any]:
         "conversation": reply.conversation,
         "cached_tokens": reply.usage.cached_tokens,
         "computed_tokens": reply.usage.computed_tokens,
+        "approximate_tokens": reply.usage.approximate_tokens,
         "why": None if reply.why is None else asdict(reply.why),
         "ttft_s": reply.timings.ttft_s,
         "queue_s": reply.timings.queue_s,
@@ -31,7 +32,7 @@ def octavo_report(reply: Reply, prompt: Prompt | None) -> dict[str, Any]:
 
 def report_field(options: OctavoOptions | None, reply: Reply, prompt: Prompt) -> dict[str, Any]:
     """The field `octavo` of an answer, if the request asked for it."""
-    return {"octavo": octavo_report(reply, prompt)} if options is not None and options.why else {}
+    return {"octavo": octavo_report(reply, prompt)} if options is not None and options.reports else {}
 
 
 def note_reply(visit: Visit, model: str, reply: Reply, prompt: Prompt | None = None) -> None:

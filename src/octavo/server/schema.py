@@ -20,11 +20,18 @@ class OctavoOptions(Schema):
     """What only Octavo knows.
 
     `why` adds the field `octavo` to the answer: what was reused, why not more was, how long it took.
-    `exact_history` set to false tokenises answers that come back as the text they are.
+    `exact_history` set to false tokenises answers that come back as the text they are. `reuse` set to `approximate`
+    takes text behind an edit over without computing it again, and adds the field `octavo` too.
     """
 
     why: bool = False
     exact_history: bool = True
+    reuse: Literal["exact", "approximate"] = "exact"
+
+    @property
+    def reports(self) -> bool:
+        """Whether the answer has the field `octavo`."""
+        return self.why or self.reuse == "approximate"
 
 
 class DifferenceReport(Schema):
@@ -55,6 +62,7 @@ class OctavoReport(Schema):
     conversation: str | None
     cached_tokens: int
     computed_tokens: int
+    approximate_tokens: int
     why: WhyReport | None
     ttft_s: float
     queue_s: float

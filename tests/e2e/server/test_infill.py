@@ -211,7 +211,9 @@ def test_what_is_wrong_is_told(coder: Served, server: Served) -> None:
 
 def test_a_keystroke_ends_the_request_before_it_and_keeps_its_prefix(coder: Served) -> None:
     text = "q" * 1500 + "\n"
-    body = {**vscode(text, "", "r", []), "n_predict": 2000, "stream": True, "ignore_eos": True}
+    # hot, so that the answer does not repeat itself, which would be drafted and be there at once
+    hot = {"samplers": ["temperature"], "temperature": 9.0}
+    body = {**vscode(text, "", "r", []), "n_predict": 2000, "stream": True, "ignore_eos": True, **hot}
     del body["t_max_predict_ms"]
     with coder.http() as http:
         with http.stream("POST", "/infill", json=body) as reply:
@@ -223,3 +225,26 @@ def test_a_keystroke_ends_the_request_before_it_and_keeps_its_prefix(coder: Serv
         said = http.post("/infill", json=vscode(text, "", "rs", [])).json()
         assert said["timings"]["prompt_n"] <= 2
         assert coder.logged(reply.headers["x-request-id"])["gone"]
+
+
+def test_text_behind_an_edit_is_taken_over_where_that_is_asked_for(coder: Served) -> None:
+    options = {"model": "tiny", "max_tokens": 2, "temperature": 0}
+    text = FILE[:1400]
+    changed = text[:500] + "# an edit\n" + text[520:]
+    messages = [[{"role": "user", "content": said}] for said in (text, changed)]
+    about = {"octavo": {"reuse": "approximate"}}
+    with coder.http() as http:
+        http.post("/v1/completions", json={**options, "prompt": text}).raise_for_status()
+        said = http.post("/v1/completions", json={**options, "prompt": changed, **about}).json()["octavo"][0]
+        assert said["approximate_tokens"] > 400
+        assert not said["exact"]
+        http.post("/v1/chat/completions", json={**options, "messages": messages[0]}).raise_for_status()
+        said = http.post("/v1/chat/completions", json={**options, "messages": messages[1], **about}).json()[
+            "octavo"
+        ]
+        assert said["approximate_tokens"] > 400
+        exact = {"octavo": {"why": True}}
+        said = http.post("/v1/chat/completions", json={**options, "messages": messages[1], **exact}).json()[
+            "octavo"
+        ]
+        assert (said["approximate_tokens"], said["exact"]) == (0, True)

@@ -16,6 +16,7 @@ from octavo.errors import InvalidModelFile, NumericalError
 from octavo.models.loaded import Source
 
 USAGE = {
+    "approximate_tokens",
     "accepted_tokens",
     "drafted_tokens",
     "prompt_tokens",

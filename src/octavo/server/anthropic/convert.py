@@ -66,6 +66,7 @@ def job_of(body: CountRequest, namespace: str) -> ChatJob:
         prefill=prefill,
         priority=_PRIORITIES[retention_of(body)],
         exact_history=body.octavo is None or body.octavo.exact_history,
+        reuse="exact" if body.octavo is None else body.octavo.reuse,
         call_prefix="toolu_",
     )
 

@@ -38,6 +38,7 @@ class ChatJob:
         priority: how much what is computed is worth keeping, as in `Retention`.
         disk: whether what is computed, and the transcript of the answer, may be kept on disk.
         exact_history: whether answers among the messages are read as they were generated.
+        reuse: as in `Request` of octavo.engine.messages.
     """
 
     messages: Sequence[ChatMessage]
@@ -51,6 +52,7 @@ class ChatJob:
     priority: int = 0
     disk: bool = True
     exact_history: bool = True
+    reuse: str = "exact"
     call_prefix: str = "call_"
 
 
@@ -179,6 +181,7 @@ class Asked:
             "cache_namespace": self._job.namespace,
             "priority": self._job.priority,
             "disk": self._job.disk,
+            "reuse": self._job.reuse,
         }
         if self.grammar is not None:
             options["grammar"] = self.grammar

@@ -98,6 +98,7 @@ def _ask(model: Model, body: ChatRequest, namespace: str) -> Asked:
         priority=body.priority,
         disk=body.disk,
         exact_history=body.octavo is None or body.octavo.exact_history,
+        reuse="exact" if body.octavo is None else body.octavo.reuse,
     )
     return Asked(model, job)
 

@@ -162,13 +162,18 @@ async def _whole(
         "choices": choices,
         "usage": usage_of(*replies),
     }
-    if body.octavo is not None and body.octavo.why:
+    if body.octavo is not None and body.octavo.reports:
         completion["octavo"] = [octavo_report(reply, None) for reply in replies]
     return JsonReply(completion)
 
 
 def _options(body: CompletionRequest, visit: Visit) -> dict[str, Any]:
-    return {"cache_namespace": visit.tenant.namespace, "priority": body.priority, "disk": body.disk}
+    return {
+        "cache_namespace": visit.tenant.namespace,
+        "priority": body.priority,
+        "disk": body.disk,
+        "reuse": "exact" if body.octavo is None else body.octavo.reuse,
+    }
 
 
 def _told(asked: _Asked, reply: Reply, scored: Reply | None) -> Reply:

@@ -50,6 +50,7 @@ def job_of(
         priority=body.priority,
         disk=body.disk,
         exact_history=body.octavo is None or body.octavo.exact_history,
+        reuse="exact" if body.octavo is None else body.octavo.reuse,
     )
 
 
