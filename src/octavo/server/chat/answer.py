@@ -103,11 +103,12 @@ class EndPiece:
 
 @dataclass(frozen=True, slots=True)
 class ReplyPiece:
-    """All answers have ended; `answers` are in the order of their index."""
+    """All answers have ended; `answers` are in the order of their index, and `keys` the names of their transcripts."""
 
     reply: Reply
     prompt: Prompt
     answers: tuple[Answer, ...]
+    keys: tuple[bytes, ...]
 
 
 Piece = BeginPiece | TextPiece | CallPiece | ArgumentsPiece | EndPiece | ReplyPiece | Progress
@@ -115,7 +116,7 @@ Piece = BeginPiece | TextPiece | CallPiece | ArgumentsPiece | EndPiece | ReplyPi
 
 @dataclass(slots=True)
 class Answer:
-    """One whole answer. `key` is the name of its transcript."""
+    """One whole answer."""
 
     index: int
     text: str = ""
@@ -123,7 +124,6 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ending: Ending = "stop"
     stop: str | None = None
-    key: bytes = b""
 
     def add(self, piece: Piece) -> None:
         """Takes up a piece of this answer."""
@@ -221,11 +221,9 @@ class Asked:
                     answer.add(end)
                     yield end
                 if event.reply is not None:
-                    for choice in event.reply.choices:
-                        self._keep(answers[choice.index], choice)
-                    yield ReplyPiece(
-                        event.reply, self.prompt, tuple(answers[index] for index in sorted(answers))
-                    )
+                    keys = tuple(self._keep(answers[choice.index], choice) for choice in event.reply.choices)
+                    ended = tuple(answers[index] for index in sorted(answers))
+                    yield ReplyPiece(event.reply, self.prompt, ended, keys)
                     return
         raise EngineStopped("The engine ended the answer without a reply.")
 
@@ -250,11 +248,9 @@ class Asked:
         stop = event.stop if isinstance(event.stop, str) and event.stop in self._stop else None
         return EndPiece(answer.index, "calls" if answer.calls else "stop", stop)
 
-    def _keep(self, answer: Answer, choice: Choice) -> None:
+    def _keep(self, answer: Answer, choice: Choice) -> bytes:
         message = ChatMessage("assistant", self._job.prefill + answer.text, tuple(answer.calls))
-        answer.key = self._history.keep(
-            self.prompt, message, choice.token_ids, choice.text, disk=self._job.disk
-        )
+        return self._history.keep(self.prompt, message, choice.token_ids, choice.text, disk=self._job.disk)
 
     def _make_grammar(self) -> str | None:
         job, choice = self._job, self._job.tool_use.choice

@@ -183,7 +183,7 @@ class ResponseRun:
             yield from self._close("completed")
         usage = end.reply.usage
         ids = (*end.prompt.ids, *end.reply.token_ids)
-        self.trace = Trace(self._model.name, ids, (end.answers[0].key,))
+        self.trace = Trace(self._model.name, ids, end.keys)
         ending: Ending = self._answer.ending
         self.response |= {
             "status": "incomplete" if ending == "length" else "completed",
