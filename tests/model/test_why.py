@@ -127,6 +127,24 @@ def other_tenant():
         return engine.recent()[0].why
 
 
+def preempted():
+    prompts = [[(i * 31 + 7 * j) % 300 + 10 for j in range(100)] for i in range(4)]
+    with life(kv_memory="420KiB", max_running=4, kv_format="raw", speculate="off") as engine:
+        replies = answers_at_once(engine, prompts, max_tokens=150)
+        assert engine._core._scheduler.num_preempted
+        whys = [reply.why for reply in replies if reply.why.cause == "preempted"]
+        assert whys
+        assert all(0 <= why.position < 250 for why in whys)
+        return whys[0]
+
+
+def test_a_preempted_request_says_what_was_computed_once_more() -> None:
+    why = preempted()
+    assert why.num_recomputed_tokens > 0
+    assert why.cost_s > 0
+    assert f"{why.num_recomputed_tokens:,} token" in why.message
+
+
 @pytest.mark.parametrize(
     ("plant", "cause", "position", "num_recomputed"),
     [
@@ -159,6 +177,15 @@ def test_a_difference_is_shown_as_text() -> None:
     assert CHANGED[150:].startswith(difference.now)
     assert TEXT[150:].startswith(difference.earlier)
     assert dropped_text().difference.earlier == "<think>What "
+
+
+def test_only_its_tenant_sees_the_text() -> None:
+    with life() as engine:
+        ask(engine, TEXT, cache_namespace="ada")
+        ask(engine, CHANGED, cache_namespace="ada")
+        assert engine.recent(1, tenant="ada")[0].why.difference is not None
+        assert engine.recent(1)[0].why.difference is None
+        assert engine.recent(1)[0].why.cause == "changed_token"
 
 
 def test_what_differs_is_named() -> None:

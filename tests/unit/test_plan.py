@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,6 +178,36 @@ def test_what_is_no_plan_is_refused(capsys, tmp_path) -> None:
         outline_of(layers, "x")
     with pytest.raises(InvalidModelFile):
         outline_of({"model_type": "llama", "num_attention_heads": 0, "hidden_size": 0}, "x")
+
+
+def header(path: Path, architecture: str, **values: int) -> Path:
+    """A GGUF file of an architecture that is not read, with one matrix of 64 x 64 in F32."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in values.items():
+        writer.add_uint32(f"{architecture}.{name.replace('__', '.')}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((64, 64), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_of_any_architecture_is_planned_from_its_header(tmp_path, capsys) -> None:
+    sizes = {"block_count": 27, "embedding_length": 2048, "context_length": 4096, "attention__head_count": 16}
+    latent = {"attention__kv_lora_rank": 512, "rope__dimension_count": 64}
+    path = header(tmp_path / "latent.gguf", "deepseek2", **sizes, **latent)
+    found = outline(path)
+    assert (found.model_type, found.context) == ("gguf-deepseek2", 4096)
+    assert "deepseek2" in found.refusal
+    assert block_bytes_of(found.spec("bf16"), FORMATS["bf16"]) == 32 * PUBLIC["DeepSeek-V2-Lite"].bf16
+    assert found.weights_bytes("auto", "bf16") == 64 * 64 * 4
+    heads = {"attention__head_count_kv": 4, "attention__key_length": 128, "attention__value_length": 128}
+    found = outline(header(tmp_path / "heads.gguf", "cohere2", **sizes, **heads))
+    assert block_bytes_of(found.spec("bf16"), FORMATS["bf16"]) == 32 * 27 * 4 * 256 * 2
+    path = header(tmp_path / "state.gguf", "mamba", **sizes, ssm__state_size=16)
+    assert invoke(["plan", str(path)]) == 2
+    assert "Plan it from its config.json." in capsys.readouterr().err
 
 
 def test_a_folder_needs_no_weights(tmp_path) -> None:

@@ -99,7 +99,7 @@ def _memory(chat: Chat, _: str) -> None:
 
 def _why(chat: Chat, argument: str) -> None:
     number = _number(argument or "1", "/why takes a number of answers, such as /why 3")
-    records = chat.engine.recent(max(number, 1))
+    records = chat.engine.recent(max(number, 1), tenant=chat.conversation.cache_namespace)
     if not records:
         chat.terminal.say("No answer has been given yet.")
     for record in records:

@@ -12,6 +12,7 @@ from octavo.cli import compare_plot
 from octavo.cli.options import Model, Weights, WeightsOption
 from octavo.cli.render import duration, size, table
 from octavo.cli.terminal import Terminal
+from octavo.errors import InvalidRequest
 from octavo.models import catalog
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _FORMATS = ("int8", "fp32")
+_LEAST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Measured:
 def compare(
     model: Model,
     tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens of the text, prompt included.", min=64)
+        int, typer.Option(metavar="N", help="Tokens of the text, prompt included.", min=_LEAST)
     ] = 2080,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the plots into a PNG too; needs matplotlib.")
@@ -95,6 +97,10 @@ def _measure(model: str, tokens: int, weights: str, threads: int | None, termina
             )
         with llm:
             length = min(tokens, llm.context - 1)
+            if length < _LEAST:
+                raise InvalidRequest(
+                    f"The context window of {model} has {llm.context:,} tokens; a comparison takes {_LEAST} at least."
+                )
             texts.append(
                 generate(llm, PROMPT, [n for n in _LENGTHS if n < length - 24], length, terminal.remark)
             )

@@ -215,6 +215,7 @@ def _lines(found: Outline, values: dict[str, Any], weights: str) -> list[str]:
         f"(--kv-memory):",
     ]
     lines += table(rows, right=range(1, len(rows[0])))
+    lines.append("Python and its libraries take about 200 MiB besides, and loading takes more for a while.")
     if values["users"] > 1 or len(contexts) == 1:
         need = ", ".join(f"{size(values['needed_bytes'][n])} at {int(n):,} tokens" for n in contexts)
         lines.append(f"{count(values['users'], 'user')} in {values['format']}, weights included: {need}.")

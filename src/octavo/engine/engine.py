@@ -225,8 +225,8 @@ class TokenEngine:
     def recent(self, limit: int | None = None, *, tenant: str | None = None) -> list[RequestRecord]:
         """The last requests that have finished (256 at most), the latest first.
 
-        Without `tenant`, a `cache_namespace`, those of all, with what only who runs the engine may know: that
-        somebody else has computed the same prompt.
+        Without `tenant`, a `cache_namespace`, those of all: with what only who runs the engine may know, that somebody
+        else has computed the same prompt, and without the text of differences.
         """
         return self._ask(lambda: self._core.journal.recent(limit, tenant))
 

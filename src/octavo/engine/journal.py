@@ -10,13 +10,14 @@ from typing import Any
 
 from octavo.engine.messages import FinishReason, Reply, Timings, Usage, Why
 from octavo.engine.sequence import RequestState
-from octavo.engine.why import no_cache, other_tenant, tell_why
+from octavo.engine.why import no_cache, other_tenant, preempted, tell_why
 from octavo.kv.explain import Miss
 from octavo.kv.manager import KVCacheManager
 from octavo.spec import BLOCK_SIZE
 
 MAX_RECORDS = 256
-_MAX_TENANTS = 1024
+_MAX_TENANTS = 64
+_SETTLED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +87,16 @@ class Journal:
         miss = state.miss
         if miss is not None and miss.cause == "new" and state.num_expired_tokens:
             miss = Miss("expired", miss.position, state.num_expired_tokens)
-        return tell_why(
+        why = tell_why(
             miss,
             state.request.token_ids,
             token_s=_token_s(state),
             decode=None if state.request.ephemeral else self._decode,
             elsewhere=state.elsewhere,
         )
+        if state.again is not None and state.again[1] and (why is None or why.cause == "new"):
+            return preempted(*state.again, _token_s(state))
+        return why
 
     def note(self, state: RequestState, reply: Reply) -> None:
         """Take a finished request in; the oldest one is forgotten."""
@@ -121,13 +125,13 @@ class Journal:
         if is_new and len(request.token_ids) > BLOCK_SIZE and len(self._namespaces) > 1:
             self._doubts[reply.request_id] = state
 
-    def settle(self) -> None:
-        """Look up who else has computed what was new to its tenant.
+    def settle(self, limit: int = _SETTLED_AT_ONCE) -> None:
+        """Look up, for `limit` requests at most, who else has computed what was new to its tenant.
 
         Not while the request runs: how long an answer takes must not depend on what others have asked.
         """
-        doubts, self._doubts = self._doubts, {}
-        for request_id, state in doubts.items():
+        for request_id in list(self._doubts)[:limit]:
+            state = self._doubts.pop(request_id)
             ids = state.request.token_ids
             known = max(
                 self._manager.match_prefix(ids, namespace=namespace).num_tokens
@@ -138,13 +142,19 @@ class Journal:
                 self._for_operator[request_id] = other_tenant(known, _token_s(state))
 
     def recent(self, limit: int | None = None, tenant: str | None = None) -> list[RequestRecord]:
-        """The last requests, the latest first: those of a tenant, or all, with what only the operator may know."""
+        """The last requests, the latest first: those of a tenant, or all.
+
+        All come with what only the operator may know, and without the text of differences, which is the tenants' own.
+        """
         found = [record for record in reversed(self._records) if tenant in (None, record.tenant)][:limit]
         if tenant is not None:
             return found
-        self.settle()
-        told = self._for_operator
-        return [replace(record, why=told.get(record.request_id, record.why)) for record in found]
+        self.settle(MAX_RECORDS)
+        return [replace(record, why=self._for_all(record)) for record in found]
+
+    def _for_all(self, record: RequestRecord) -> Why | None:
+        why = self._for_operator.get(record.request_id, record.why)
+        return why if why is None or why.difference is None else replace(why, difference=None)
 
     def forget(self, tenant: str) -> None:
         """Drop what is noted of a tenant."""

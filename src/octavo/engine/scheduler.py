@@ -280,6 +280,10 @@ class Scheduler:
         if state.started_s is None:
             state.num_cached_tokens = match.num_tokens
             state.miss = self._manager.explain(match, ids) if looks else None
+        elif sequence.num_given_up > match.num_tokens:
+            state.again = state.again or (match.num_tokens, 0)
+            state.again = state.again[0], state.again[1] + sequence.num_given_up - match.num_tokens
+        sequence.num_given_up = 0
         exact = state.request.reuse == "exact"
         publish = caches and exact and not state.request.ephemeral
         sequence.table = self._manager.start(match, ids, publish=publish)
@@ -347,6 +351,7 @@ class Scheduler:
     def _give_up(self, sequence: Sequence) -> None:
         """A running sequence waits again."""
         self.running.remove(sequence)
+        sequence.num_given_up = 0 if sequence.table is None else sequence.table.num_tokens
         self.forget_blocks(sequence)
         sequence.num_preempted += 1
         self.num_preempted += 1

@@ -39,8 +39,8 @@ class RequestState:
     """What the sequences of one request share.
 
     `miss` says why less than the whole prompt was reused. Of what was missing, a lower tier has the beginning
-    `elsewhere`, and `num_expired_tokens` that are not served any more. `arrival` is its
-    number in the queue, from 1 on.
+    `elsewhere`, and `num_expired_tokens` that are not served any more. `again` is from where on, and how many, tokens
+    were computed once more after a preemption. `arrival` is its number in the queue, from 1 on.
     """
 
     request: Request
@@ -58,6 +58,7 @@ class RequestState:
     elsewhere: Elsewhere | None = None
     num_expired_tokens: int = 0
     num_approximate_tokens: int = 0
+    again: tuple[int, int] | None = None
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     lineage: Lineage | None = None
@@ -166,6 +167,7 @@ class Sequence:
     parked: bool = False
     suspect: bool = False
     num_preempted: int = 0
+    num_given_up: int = 0
     follows: tuple[Sequence, int] | None = None
     drafter: Drafter | None = None
     edit: EditPlan | None = None

@@ -283,8 +283,13 @@ class Tiers:
 
     @staticmethod
     def _count(sequence: Sequence, num_tokens: int) -> None:
-        if not sequence.state.num_computed_tokens:  # not when it comes back after a preemption
-            sequence.state.num_loaded_tokens += num_tokens
+        state = sequence.state
+        if not state.num_computed_tokens:
+            state.num_loaded_tokens += num_tokens
+        elif (
+            state.again is not None
+        ):  # it comes back after a preemption, and this need not be computed once more
+            state.again = state.again[0], max(state.again[1] - num_tokens, 0)
 
 
 class _Waiting:

@@ -91,6 +91,19 @@ def tell_why(
     return Why(miss.cause, position, known, message, num_lost * token_s, difference)
 
 
+def preempted(position: int, num_tokens: int, token_s: float) -> Why:
+    """The reason where a request gave its place up, and not all that it had computed was still there afterwards."""
+    tokens = f"{num_tokens:,} token{'s' if num_tokens != 1 else ''}"
+    return Why(
+        "preempted",
+        position,
+        num_tokens,
+        f"The request gave its place up to others while memory was short, and {tokens} from position {position:,} on "
+        "were computed once more. A larger cache (kv_memory, --kv-memory) avoids that.",
+        num_tokens * token_s,
+    )
+
+
 def no_cache(cost_s: float) -> Why:
     """The reason where the cache is off."""
     return Why(

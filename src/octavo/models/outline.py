@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any
 from octavo.config import WeightsChoice
 from octavo.errors import InvalidModelFile, UnsupportedModel
 from octavo.models import catalog, folder, gguf, gguf_arch, gguf_header, hub
-from octavo.spec import DTYPE_BYTES, CacheGroup, CacheSpec, ComputeDtype, PageShape
-
-_STATES = {"linear_attention", "mamba", "mamba2", "conv", "recurrent"}
+from octavo.models.layers import cache_groups
+from octavo.spec import DTYPE_BYTES, CacheGroup, CacheSpec, ComputeDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,7 @@ class Outline:
         refusal: why it does not run here; empty if it does.
         model: of transformers, without memory; None where transformers does not know the type.
         stored: how the tensors of a GGUF file are packed, by parameter.
+        file_bytes: of all tensors of a GGUF file whose architecture is not known.
     """
 
     name: str
@@ -37,6 +36,7 @@ class Outline:
     refusal: str
     model: Any
     stored: Mapping[str, int]
+    file_bytes: int | None = None
 
     def spec(self, dtype: ComputeDtype) -> CacheSpec:
         """What its cache looks like: to the engine, if it runs here, layers with a window are as others."""
@@ -94,7 +94,7 @@ class Outline:
     def weights_bytes(self, weights: WeightsChoice, dtype: ComputeDtype) -> int | None:
         """Bytes of the weights as they would be held; see `EngineConfig` for the choices. None if not known."""
         if self.model is None:
-            return None
+            return self.file_bytes
         from octavo.models.packed import is_linear
 
         entrance, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
@@ -150,8 +150,42 @@ def outline(name: str | os.PathLike[str]) -> Outline:
     file = catalog.local_path(source)
     with gguf.refused_if_broken(file):
         header = gguf_header.read_header(file)
-        stored = {weight.name: weight.tensor.type_id for weight in gguf_arch.weights_of(header)}
-        return outline_of(gguf_arch.config_fields(header), source.name, stored)
+        try:
+            stored = {weight.name: weight.tensor.type_id for weight in gguf_arch.weights_of(header)}
+            return outline_of(gguf_arch.config_fields(header), source.name, stored)
+        except UnsupportedModel as error:
+            fields = _header_fields(header)
+            found = outline_of(fields, source.name)
+            file_bytes = sum(tensor.num_bytes for tensor in header.tensors.values())
+            return replace(found, refusal=str(error).rstrip("."), model=None, file_bytes=file_bytes)
+
+
+def _header_fields(header: gguf_header.Header) -> dict[str, Any]:
+    """What a GGUF file of any architecture says of its layers, in the names of configs."""
+    name = header.metadata.get("general.architecture")
+    names = {
+        "block_count": "num_hidden_layers",
+        "embedding_length": "hidden_size",
+        "context_length": "max_position_embeddings",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.key_length": "head_dim",
+        "attention.value_length": "v_head_dim",
+        "attention.sliding_window": "sliding_window",
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "rope.dimension_count": "qk_rope_head_dim",
+    }
+    found = {field: header.metadata.get(f"{name}.{key}") for key, field in names.items()}
+    if any(f"{name}.{key}" in header.metadata for key in ("ssm.state_size", "wkv.head_size")):
+        raise UnsupportedModel(
+            f"{header.path} has layers with a recurrent state, which a GGUF file does not describe fully. Plan it "
+            "from its "
+            "config.json."
+        )
+    return {
+        "model_type": f"gguf-{name}",
+        **{field: value for field, value in found.items() if isinstance(value, int)},
+    }
 
 
 def outline_of(fields: Mapping[str, Any], name: str, stored: Mapping[str, int] | None = None) -> Outline:
@@ -167,7 +201,7 @@ def outline_of(fields: Mapping[str, Any], name: str, stored: Mapping[str, int] |
     model, config = _build(fields)
     config = _Raw(fields) if config is None else config
     try:
-        groups = tuple(_groups(config))
+        groups = tuple(cache_groups(config))
     except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
         raise InvalidModelFile(
             f"The config of {name} ({model_type}) does not say how wide its layers are: {error}."
@@ -220,73 +254,6 @@ class _Raw(SimpleNamespace):
         super().__init__(
             **{names.get(name, name): value for name, value in {**fields, **(inner or {})}.items()}
         )
-
-
-def _groups(config: Any) -> list[CacheGroup]:
-    """The layers of a config by what they keep; attention over everything first."""
-    num_heads = int(config.num_attention_heads)
-    page = _page(config, num_heads)
-    kinds = Counter(_kinds(config))
-    window = int(
-        getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None) or 0
-    )
-    groups = []
-    for kind in sorted(kinds, key=lambda kind: (kind in _STATES, kind)):
-        count = kinds[kind]
-        if kind in ("full_attention", "attention"):
-            whole = "latent" if getattr(config, "kv_lora_rank", None) else "full_attention"
-            groups.append(CacheGroup(whole, count, num_heads, page))  # type: ignore[arg-type]
-        elif kind in ("sliding_attention", "chunked_attention"):
-            groups.append(CacheGroup("sliding_window", count, num_heads, page, window=window))
-        elif kind in _STATES:
-            none = PageShape(0, 0, 0)
-            groups.append(
-                CacheGroup("recurrent", count, num_heads, none, state_elements=_state(config, kind))
-            )
-        else:
-            raise UnsupportedModel(
-                f"Layers of type {kind} are not known, so what they keep cannot be planned. Known are full and sliding "
-                "attention, latents, and the states of Jamba, Qwen3-Next and LFM2."
-            )
-    return groups
-
-
-def _page(config: Any, num_heads: int) -> PageShape:
-    rank = getattr(config, "kv_lora_rank", None)
-    if rank:
-        return PageShape(1, int(rank) + int(config.qk_rope_head_dim), 0)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or num_heads)
-    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // num_heads)
-    return PageShape(kv_heads, head_dim, int(getattr(config, "v_head_dim", None) or head_dim))
-
-
-def _kinds(config: Any) -> list[str]:
-    """One for each layer that keeps something of its own."""
-    num_layers = int(config.num_hidden_layers)
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    if kinds is None:
-        sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-        kinds = ["sliding_attention" if sliding else "full_attention"] * num_layers
-    return list(kinds)[: num_layers - int(getattr(config, "num_kv_shared_layers", None) or 0)]
-
-
-def _state(config: Any, kind: str) -> int:
-    """Elements that a layer keeps of a sequence, however long it is."""
-    if getattr(
-        config, "linear_num_value_heads", None
-    ):  # gated delta rule: a matrix a head, and a short convolution
-        keys = config.linear_num_key_heads * config.linear_key_head_dim
-        values = config.linear_num_value_heads * config.linear_value_head_dim
-        matrix = config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
-        return int((2 * keys + values) * config.linear_conv_kernel_dim + matrix)
-    if getattr(config, "mamba_d_state", None):
-        inner = config.mamba_expand * config.hidden_size
-        return int(inner * (config.mamba_d_conv + config.mamba_d_state))
-    if kind == "conv":
-        return int(config.hidden_size * config.conv_L_cache)
-    raise UnsupportedModel(
-        f"What {config.model_type} keeps in its layers of type {kind} is not known, so it cannot be planned."
-    )
 
 
 def _packed_bytes(type_id: int, shape: Any) -> int:

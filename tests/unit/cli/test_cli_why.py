@@ -108,7 +108,8 @@ def test_a_chat_tells_it_too(program) -> None:
     program.stdin = "/why\nHello\n/why 2\n"
     asked = []
 
-    def recent(limit: int) -> list[RequestRecord]:
+    def recent(limit: int, *, tenant: str) -> list[RequestRecord]:
+        assert tenant == ""
         asked.append(limit)
         return [RECORD] * len(program.engine.prompts)
 
