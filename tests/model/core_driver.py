@@ -9,6 +9,7 @@ from families import tiny_loaded
 from octavo.config import EngineConfig, SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.engine.messages import Delta, Failure, Reply, Request
+from octavo.errors import RequestTooLarge
 from octavo.kv.storage.tier import NullTier
 
 
@@ -39,6 +40,14 @@ class CoreDriver:
         sampling = {name: options.pop(name) for name in list(options) if name in names}
         params = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True, **sampling})
         self.core.add(Request(request_id, tuple(prompt), params, **options))
+
+    def add_if_it_fits(self, request_id: str, prompt, **options) -> bool:
+        """`add`; False if the whole cache is too small for it, which is told at once."""
+        try:
+            self.add(request_id, prompt, **options)
+        except RequestTooLarge:
+            return False
+        return True
 
     def abort(self, request_id: str) -> None:
         self._take(self.core.abort(request_id))
