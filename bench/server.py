@@ -16,6 +16,7 @@ import json
 import math
 import random
 import selectors
+import signal
 import socket
 import statistics
 import subprocess
@@ -212,6 +213,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--samples", type=int, default=200, help="of each kind")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is ended
     {"overhead": overhead, "keys": keys}[asked.what](asked)
 
 

@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("bench/results"))
     parser.add_argument("--name", default="servers")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended
     described = tomllib.loads(asked.sitting.read_text())
     counts = [int(part) for part in asked.chats.split(",")]
     settings = ChatSettings(None, asked.turns, asked.words, asked.max_tokens, True)

@@ -315,3 +315,32 @@ def test_many_at_once_answer_as_one_alone(server: Served, client: openai.OpenAI)
             return await asyncio.gather(*map(ask, prompts))
 
     assert asyncio.run(ask_all()) == alone
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Nonce 81f3a. ", "Nonce 90c2e. "),
+        ("Today is Monday, 3 March. ", "Today is Tuesday, 4 March. "),
+        ('{"berth": 4, "tide": "low"} ', '{"tide": "low", "berth": 4} '),
+    ],
+)
+def test_what_is_before_a_change_is_reused_and_the_change_is_shown(
+    client: openai.OpenAI, before: str, after: str
+) -> None:
+    rules = f"You answer for the harbour office of {before[:3]}. Be brief, and never promise a berth. " * 4
+    later = "Say when the tide is high."
+    why = {"extra_body": {"octavo": {"why": True}}}
+    usage = []
+    for changing in (before, before, after):
+        messages = [{"role": "system", "content": rules + changing + later}, *QUESTION]
+        reply = chat(client, messages, max_completion_tokens=2, **why)
+        usage.append(reply.usage)
+    assert usage[1].prompt_tokens_details.cached_tokens == usage[1].prompt_tokens - 1
+    told = reply.octavo["why"]
+    assert told["cause"] == "changed_token"
+    place = told["difference"]["position"]
+    assert place - 32 < usage[2].prompt_tokens_details.cached_tokens <= place
+    shown = told["difference"]
+    assert shown["before"] + shown["earlier"] in rules + before + later
+    assert shown["before"] + shown["now"] in rules + after + later
