@@ -74,6 +74,9 @@ def lines(record: Mapping[str, Any]) -> list[str]:
             )
     if reason["cost_s"] >= 0.0005:
         shown.append(f"    cost     about {duration(reason['cost_s'])}")
+    if reason["advice"] is not None:
+        advice = reason["advice"]
+        shown.append(f"    advice   {advice['message']} Saves about {duration(advice['saved_s'])}.")
     return shown
 
 

@@ -83,6 +83,19 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """How the prompt could have been laid out to be reused.
+
+    `num_tokens` behind the place where it differs are those of the earlier prompt too. With what changed behind them
+    and not before, they would not have been computed again, which took about `saved_s`.
+    """
+
+    num_tokens: int
+    saved_s: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Why:
     """Why less than every earlier token was reused.
 
@@ -98,6 +111,7 @@ class Why:
     message: str
     cost_s: float = 0.0
     difference: Difference | None = None
+    advice: Advice | None = None
 
 
 @dataclass(frozen=True, slots=True)

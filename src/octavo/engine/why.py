@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.engine.messages import Difference, Why
+from octavo.engine.messages import Advice, Difference, Why
 from octavo.kv.explain import Miss
+from octavo.kv.prefix import common_prefix
 from octavo.kv.storage.tier import Elsewhere
 from octavo.spec import BLOCK_SIZE
 
 _SHOWN = 12
 """Tokens of text shown on each side of a difference."""
+
+_MIN_ALIKE = 2 * BLOCK_SIZE
+"""Tokens that advice must save."""
+
+_GRAM = 16
+_MAX_LOOKED_AT = 4096
 
 _SETTINGS = {
     "model": "another model",
@@ -87,8 +94,47 @@ def tell_why(
             decode(miss.earlier[:_SHOWN]),
             decode(token_ids[place : place + _SHOWN]),
         )
+    advice = _advise(miss.earlier, token_ids[place:], token_s) if miss.cause == "changed_token" else None
     num_lost = len(token_ids) - position if differs else known
-    return Why(miss.cause, position, known, message, num_lost * token_s, difference)
+    return Why(miss.cause, position, known, message, num_lost * token_s, difference, advice)
+
+
+def _advise(earlier: Sequence[int], rest: Sequence[int], token_s: float) -> Advice | None:
+    """What laying the prompt out in another way would save, where text that changed stands before text that did not."""
+    num_changed, num_alike = _resumed(earlier, rest)
+    if num_alike < max(_MIN_ALIKE, num_changed):
+        return None
+    return Advice(
+        num_alike,
+        num_alike * token_s,
+        f"The text that changed ({num_changed:,} token{'s' if num_changed != 1 else ''}) stands before "
+        f"{num_alike:,} that did not. If it changes often, as a date, a counter or the open files do, put it behind "
+        "them: they would be reused.",
+    )
+
+
+def _resumed(earlier: Sequence[int], rest: Sequence[int]) -> tuple[int, int]:
+    """After how many tokens `rest` goes on as `earlier` does somewhere, and how far; of several places the longest."""
+    starts = range(0, len(earlier) - _GRAM + 1, _GRAM)
+    places = {tuple(earlier[at : at + _GRAM]): at for at in reversed(starts)}  # the first one of each
+    best = (0, 0)
+    at = num_found = 0
+    while at + _GRAM <= min(len(rest), _MAX_LOOKED_AT):
+        place = places.get(tuple(rest[at : at + _GRAM]))
+        if place is not None:
+            num_found += 1
+            back = 0  # where it began before the place that was looked up
+            while back < min(at, place) and earlier[place - back - 1] == rest[at - back - 1]:
+                back += 1
+            length = common_prefix(earlier[place:], rest[at:]) + back
+            if length > best[1]:
+                best = at - back, length
+        at += 1
+        if (
+            num_found == _GRAM
+        ):  # so many in a row: in a text that repeats itself, too, the right one was among them
+            num_found, at = 0, max(at, sum(best))
+    return best
 
 
 def preempted(position: int, num_tokens: int, token_s: float) -> Why:

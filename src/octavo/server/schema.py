@@ -43,6 +43,14 @@ class DifferenceReport(Schema):
     now: str
 
 
+class AdviceReport(Schema):
+    """How the prompt could have been laid out to be reused; see `Advice` in octavo.engine.messages."""
+
+    num_tokens: int
+    saved_s: float
+    message: str
+
+
 class WhyReport(Schema):
     """Why less than everything known was reused; see `Why` in octavo.engine.messages."""
 
@@ -52,6 +60,7 @@ class WhyReport(Schema):
     message: str
     cost_s: float
     difference: DifferenceReport | None
+    advice: AdviceReport | None
 
 
 class OctavoReport(Schema):

@@ -130,6 +130,7 @@ def test_json_is_one_line_with_exactly_these_fields(program: Any) -> None:
         "message": "Left memory.",
         "cost_s": 0.0,
         "difference": None,
+        "advice": None,
     }
     assert (reply["seed"], reply["notes"], reply["exact"]) == (7, ["A note."], True)
 
