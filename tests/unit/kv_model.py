@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
-from octavo.kv import BlockTable, ByValue, KVCacheManager, PrefixMatch, StepPlan, block_hash
+from octavo.kv import ROOT_HASH, BlockTable, ByValue, KVCacheManager, PrefixMatch, StepPlan, block_hash
+from octavo.kv.hashing import sequence_hash
 from octavo.spec import BLOCK_SIZE as B
 
 NUM_BLOCKS, NUM_SLOTS, MAX_TAILS = 12, 6, 3
@@ -80,6 +82,7 @@ class Model:
             **({"policy": ByValue} if by_value else {}),
         )
         self.ids: dict[int, int] = {}  # of published blocks, by their last row
+        self.parents: dict[int, int] = {}  # the block before a block, by their last rows
         self.num_slots = num_slots
         self.blocks = [[POISON] * B for _ in range(NUM_BLOCKS)]
         self.slots = [[POISON] * B for _ in range(num_slots)]
@@ -181,6 +184,7 @@ class Model:
                     for end, block_id in zip(seq.block_ends, seq.table.block_ids, strict=True):
                         self.published.setdefault(end, 0)
                         self.ids[end] = block_id
+                    self.parents.update((end, before) for before, end in pairwise(seq.block_ends))
 
     def compute(self, seq: Sequence, token_ids: list[int], plan: StepPlan, fails: bool) -> None:
         """Append rows to the open block, seal it when it is full, leave the last block in the slot."""
@@ -243,6 +247,23 @@ class Model:
         self.running.remove(seq)
         if not seq.private:
             self.released(seq.block_ends)
+
+    def forget_blocks(self, namespace: bytes, token_ids: list[int], first: int) -> None:
+        """Forget a sequence's blocks from number `first` on: those go that nobody holds and none goes on from."""
+        ends = rows_of(namespace, token_ids)[B - 1 :: B]
+        gone = []
+        for end in reversed(ends[first:]):
+            goes_on = any(self.parents.get(other) == end for other in self.published)
+            if end in self.published and end not in self.held() and not goes_on:
+                gone.append(self.ids[end])
+                del self.published[end]
+        hashes, parent = [], ROOT_HASH
+        for start in range(0, len(ends) * B, B):
+            parent = block_hash(namespace, parent, token_ids[start : start + B])
+            hashes.append(parent)
+        forgotten = self.kv.forget_blocks(namespace, hashes[first:], token_ids)
+        assert len(forgotten) == len(gone)
+        assert sequence_hash(namespace, token_ids[: len(ends) * B]) == parent
 
     def clear(self) -> None:
         self.kv.clear()

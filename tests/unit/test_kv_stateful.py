@@ -138,6 +138,12 @@ class CacheMachine(RuleBasedStateMachine):
     def match(self, old: int, cut: int, chunk: list[int]) -> None:
         self.model.match(*self.prompt(old, cut, chunk))
 
+    @precondition(lambda self: self.model.exact and self.model.seen)
+    @rule(old=st.integers(0, 99), first=st.integers(0, 3))
+    def forget_blocks(self, old: int, first: int) -> None:
+        namespace, token_ids = self.model.seen[old % len(self.model.seen)]
+        self.model.forget_blocks(namespace, token_ids, first)
+
     @precondition(lambda self: self.model.published)
     @rule(sure=st.integers(0, 7))
     def clear(self, sure: int) -> None:

@@ -182,6 +182,11 @@ def make_snapshot(seen: Observation, namespace: bytes | None = None, *, names: b
     cells = [*sealed, *_open(seen, holdings, known, mine)]
     if not names:
         cells = [replace(cell, conversations=()) for cell in cells]
+    owned: dict[str, list[Cell]] = {one.name: [] for one in known}
+    for cell in cells:
+        for name in cell.conversations:
+            if name in owned:
+                owned[name].append(cell)
     memory = seen.memory
     if not whole:
         cells = [replace(cell, id=number) for number, cell in enumerate(cells)]
@@ -204,7 +209,7 @@ def make_snapshot(seen: Observation, namespace: bytes | None = None, *, names: b
         num_blocks=seen.num_blocks,
         cells=tuple(shown if num_more else cells),
         num_more_cells=num_more,
-        conversations=tuple(_conversation(seen, one, cells) for one in reversed(known)),
+        conversations=tuple(_conversation(seen, one, owned[one.name]) for one in reversed(known)),
         totals=totals,
         num_generated=totals.completion_tokens + sum(one.num_generated for one in holdings),
         num_running=count(seen.num_running),
@@ -297,8 +302,7 @@ def _open(
     return [cells[slot] for slot in sorted(cells)]
 
 
-def _conversation(seen: Observation, one: Known, cells: Sequence[Cell]) -> Conversation:
-    own = [cell for cell in cells if one.name in cell.conversations]
+def _conversation(seen: Observation, one: Known, own: Sequence[Cell]) -> Conversation:
     return Conversation(
         name=one.name,
         turns=one.turns,

@@ -31,7 +31,7 @@ class CacheView:
 
 
 def view_of(blocks: BlockPool, slots: OpenSlots) -> CacheView:
-    """The view of these; it takes time in proportion to what they hold, about 0.1 us a block."""
+    """The view of these; it takes time in proportion to what they hold, about 0.5 us a block."""
     return CacheView(
         published=blocks.index.blocks(),
         block_holders=blocks.ids.ref_counts(),

@@ -181,6 +181,18 @@ def test_the_map_tells_of_each_block_by_pointer_and_by_keys(tab: Tab, shown: Ser
     expect(tip).to_be_hidden()
 
 
+def test_a_turn_tells_why_not_more_was_reused(tab: Tab, shown: Served) -> None:
+    for hour in ("nine", "eight"):
+        ask(shown, [f"The office opens at {hour} in the morning and closes at five. When does it open?"])
+    name = next(iter(state(shown)["conversations"]))
+    board = tab.open(f"/#{name}")  # as the chat page links to it
+    why = board.locator(f"#{name} td.why")
+    expect(why).to_be_visible()
+    expect(why).to_contain_text("differs from the most similar earlier one at position")
+    expect(why.locator("mark").first).to_contain_text("nine")
+    expect(why.locator("mark").last).to_contain_text("eight")
+
+
 def test_a_chat_is_forked_rewound_edited_and_cleared(tab: Tab, shown: Served) -> None:
     page = tab.open("/chat")
     expect(page.locator("#status")).to_have_text("Live")

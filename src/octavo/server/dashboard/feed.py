@@ -48,6 +48,7 @@ class Feed:
         last: Sections = {}
         spoke_s = time.monotonic()
         while not self._stopping.is_set():
+            began_s = time.monotonic()
             state = await self._shared(tenant)
             if changes := changed(last, state):
                 yield sse_json(changes, "state")
@@ -56,7 +57,8 @@ class Feed:
                 yield b": nothing has changed\n\n"
                 spoke_s = time.monotonic()
             last = state
-            await asyncio.sleep(EVERY_S)
+            # Looking on a large cache takes long, and may take a quarter of the time at most.
+            await asyncio.sleep(max(EVERY_S, 3 * (time.monotonic() - began_s)))
         yield sse_json({}, "end")
 
     async def _shared(self, tenant: Tenant) -> Sections:
@@ -157,6 +159,6 @@ def _turn(turn: Turn) -> Sections:
         "queue_s": turn.timings.queue_s,
         "total_s": turn.timings.total_s,
         "tokens_per_s": turn.timings.decode_tokens_per_s,
-        "why": None if turn.why is None else {"cause": turn.why.cause, "message": turn.why.message},
+        "why": None if turn.why is None else asdict(turn.why),
         "finish_reason": turn.finish_reason,
     }

@@ -1,6 +1,6 @@
 // What changes over time, drawn by uPlot: of each answer, and of each moment that this page has seen.
 
-import { bytes, count, make, percent, seconds } from "./live.js";
+import { bytes, count, make, now as serverNow, percent, seconds } from "./live.js";
 
 const MIN_WINDOW_S = 90;
 const MAX_WINDOW_S = 900;
@@ -72,7 +72,7 @@ export class Charts {
       push(this.data.reuse, turn.ended_s, turn.cached_tokens / turn.prompt_tokens, this.reused / this.prompted);
       push(this.data.first, turn.ended_s, turn.ttft_s);
     }
-    const now = Date.now() / 1000;
+    const now = serverNow();
     this.last = { counts, memory };
     push(this.data.memory, now, memory.kv_used_bytes + memory.kv_reusable_bytes, memory.kv_used_bytes);
     this.rate(now, counts.generated_tokens);
@@ -82,7 +82,7 @@ export class Charts {
   /** A second has passed, in which nothing need have happened. */
   tick() {
     if (!this.last) return;
-    const now = Date.now() / 1000;
+    const now = serverNow();
     const { counts, memory } = this.last;
     push(this.data.memory, now, memory.kv_used_bytes + memory.kv_reusable_bytes, memory.kv_used_bytes);
     this.rate(now, counts.generated_tokens);
@@ -146,7 +146,7 @@ export class Charts {
 
   /** The time that is shown: from the first answer or look on, but neither too little nor too much. */
   span() {
-    const now = Date.now() / 1000;
+    const now = serverNow();
     const first = Math.min(this.data.reuse[0][0] ?? now, this.data.memory[0][0] ?? now);
     return [Math.min(now - MIN_WINDOW_S, Math.max(now - MAX_WINDOW_S, first - 2)), now];
   }

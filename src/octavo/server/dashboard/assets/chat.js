@@ -1,8 +1,9 @@
 // The chat page: conversations held through /v1/chat/completions, each answer with what was reused and computed.
 
 import * as live from "./live.js";
+import { reportFrom, reportOf } from "./report.js";
 
-const { bytes, count, make, many, seconds } = live;
+const { bytes, make, many } = live;
 const at = (id) => document.getElementById(id);
 const STORE = "octavo-chats";
 
@@ -107,7 +108,7 @@ function turnItem(turn, index) {
   text.dataset.waits = turn.failed || turn.report ? "(no text)" : "Reading the prompt …";
   const answer = make("div", "answer", text);
   if (turn.failed) answer.append(make("p", "notice", turn.failed));
-  if (turn.report) answer.append(reportOf(turn));
+  if (turn.report) answer.append(reportOf(turn.report));
   if (turn.report || turn.failed) {
     const does = make("div", "does");
     does.append(
@@ -129,37 +130,6 @@ function action(text, label, act) {
   button.setAttribute("aria-label", label);
   button.addEventListener("click", act);
   return button;
-}
-
-/** What an answer took: reused and computed tokens, times, its share of memory, and why not more was reused. */
-function reportOf({ report }) {
-  const computed = report.prompt_tokens - report.cached_tokens;
-  const split = make("div", "split", make("span", "reused"), make("span", "computed"));
-  split.children[0].style.flexGrow = report.cached_tokens;
-  split.children[1].style.flexGrow = computed;
-  split.setAttribute("role", "img");
-  split.setAttribute("aria-label", `${count(report.cached_tokens)} tokens reused, ${count(computed)} computed`);
-  const line = make("p", "number");
-  const say = (strong, rest) => line.append(make("b", "", strong), rest);
-  say(count(report.cached_tokens), ` of ${many(report.prompt_tokens, "prompt token")} reused, `);
-  say(count(computed), " computed · first token ");
-  say(seconds(report.ttft_s), " · ");
-  if (report.tokens_per_s) say(`${count(report.tokens_per_s)}/s`, " · ");
-  line.append(many(report.completion_tokens, "token"));
-  const parts = [split, line];
-  if (report.bytes) {
-    const share = `adds ${bytes(report.bytes)} to the cache, ${live.percent(report.bytes / report.budget)} of its budget`;
-    parts.push(make("p", "number", share, ...(report.conversation ? [" · ", linkTo(report.conversation)] : [])));
-  }
-  if (report.why) parts.push(make("p", "", report.why));
-  for (const note of report.notes) parts.push(make("p", "", note));
-  return make("div", "report", ...parts);
-}
-
-function linkTo(name) {
-  const link = make("a", "", `conversation ${name}`);
-  link.href = `/#${name}`;
-  return link;
 }
 
 /** What of the shown chat is in memory now. */
@@ -273,7 +243,7 @@ async function generate(asked, turn, element, signal) {
       followEnd();
     }
     if (chunk.octavo) {
-      turn.report = reportFrom(chunk);
+      turn.report = reportFrom(chunk, models[model()]?.memory);
       asked.conversations.push(chunk.octavo.conversation);
     }
   }
@@ -284,24 +254,6 @@ async function generate(asked, turn, element, signal) {
 function followEnd() {
   const page = document.documentElement;
   if (page.scrollHeight - page.scrollTop - page.clientHeight < 120) toEnd();
-}
-
-function reportFrom({ usage, octavo }) {
-  const { memory } = models[model()] || {};
-  const fresh = usage.total_tokens - octavo.cached_tokens;
-  const decoding = octavo.total_s - octavo.ttft_s;
-  return {
-    prompt_tokens: usage.prompt_tokens,
-    completion_tokens: usage.completion_tokens,
-    cached_tokens: octavo.cached_tokens,
-    ttft_s: octavo.ttft_s,
-    tokens_per_s: usage.completion_tokens > 1 && decoding > 0 ? (usage.completion_tokens - 1) / decoding : 0,
-    bytes: memory ? fresh * memory.kv_bytes_per_token : 0,
-    budget: memory ? memory.kv_budget_bytes : 0,
-    conversation: octavo.conversation,
-    why: octavo.why ? octavo.why.message : null,
-    notes: octavo.notes,
-  };
 }
 
 async function clear() {

@@ -1,6 +1,7 @@
-// The dashboard: memory, figures, conversations and events. Blocks are in map.js, charts in charts.js.
+// The dashboard: memory, figures and events. Blocks are in map.js, conversations and charts in modules of their names.
 
 import { Charts } from "./charts.js";
+import { Conversations } from "./conversations.js";
 import * as live from "./live.js";
 import { BlockMap } from "./map.js";
 
@@ -13,6 +14,7 @@ let before = null; // counts and conversations of the last event, to tell what h
 
 const blocks = new BlockMap(at("map"), at("tip"));
 const charts = new Charts();
+const conversations = new Conversations(at("conversations"), blocks, act);
 
 live.follow((all, changes) => {
   state = all;
@@ -58,7 +60,10 @@ function show(changes) {
     at("map-empty").hidden = rows.length > 0;
     at("clear").disabled = !state.who.may_act || rows.length === 0;
   }
-  if (news.conversations) showConversations(seen);
+  if (news.conversations) {
+    conversations.show(seen.conversations, state.who.may_act);
+    at("conversations-empty").hidden = Object.keys(seen.conversations).length > 0;
+  }
   before = { counts: { ...seen.counts }, turns: turnsOf(seen), cells: seen.cells.rows.length };
 }
 
@@ -114,8 +119,9 @@ function drawBar(bar, parts) {
 
 // Figures
 
-function showFigures({ counts, conversations }) {
-  const turns = lastTurns(conversations, 20);
+function showFigures(seen) {
+  const { counts } = seen;
+  const turns = lastTurns(seen.conversations, 20);
   const firsts = turns.map((turn) => turn.ttft_s).sort((a, b) => a - b);
   const last = turns.at(-1);
   const share = counts.prompt_tokens ? counts.cached_tokens / counts.prompt_tokens : 0;
@@ -150,134 +156,9 @@ function figures(items) {
   });
 }
 
-function lastTurns(conversations, limit) {
-  const turns = Object.values(conversations).flatMap((one) => one.turns);
+function lastTurns(known, limit) {
+  const turns = Object.values(known).flatMap((one) => one.turns);
   return turns.sort((a, b) => a.ended_s - b.ended_s).slice(-limit);
-}
-
-// Conversations
-
-const rows = new Map();
-
-function showConversations({ conversations, model }) {
-  const list = at("conversations");
-  const names = Object.keys(conversations).sort((a, b) => conversations[b].used_s - conversations[a].used_s);
-  at("conversations-empty").hidden = names.length > 0;
-  for (const [name, row] of rows) {
-    if (!(name in conversations)) {
-      row.item.remove();
-      rows.delete(name);
-      blocks.pick(null);
-    }
-  }
-  names.forEach((name, index) => {
-    if (!rows.has(name)) rows.set(name, conversationRow(name));
-    const row = rows.get(name);
-    row.show(conversations[name], model);
-    if (list.children[index] !== row.item) list.insertBefore(row.item, list.children[index] || null);
-  });
-}
-
-function conversationRow(name) {
-  const about = make("span", "about number");
-  const pin = make("button", "plain");
-  const drop = make("button", "plain", "Drop");
-  const turns = make("div", "turns");
-  turns.setAttribute("role", "img");
-  const body = make("tbody");
-  const head = make("tr");
-  for (const [text, long] of [
-    ["Ended", "Ended"],
-    ["Prompt", "Tokens of the prompt"],
-    ["Reused", "Tokens of the prompt that were reused"],
-    ["Computed", "Tokens of the prompt that were computed"],
-    ["First", "Time to the first token"],
-    ["Speed", "Tokens a second"],
-  ]) {
-    const cell = make("th", "", text);
-    cell.scope = "col";
-    cell.title = long;
-    head.append(cell);
-  }
-  const table = make("div", "scroll", make("table", "", make("thead", "", head), body));
-  table.tabIndex = 0;
-  table.setAttribute("role", "region");
-  table.setAttribute("aria-label", `Turns of ${name}`);
-  const details = make("details", "", make("summary", "", "Turns"), table);
-  const cell = make("span", `cell used ${live.hue(name)}`);
-  const item = make(
-    "li",
-    "conversation",
-    make("div", "line", cell, make("strong", "", name), turns, make("span", "does", pin, drop)),
-    about,
-    details,
-  );
-  item.id = name;
-  pin.type = drop.type = "button";
-  pin.setAttribute("aria-label", `Pin ${name}`);
-  drop.setAttribute("aria-label", `Drop ${name}`);
-  for (const [event, whom] of [["mouseenter", name], ["mouseleave", null], ["focusin", name], ["focusout", null]]) {
-    item.addEventListener(event, () => blocks.pick(whom));
-  }
-  let pinned = false;
-  pin.addEventListener("click", () => act(pinned ? "DELETE" : "PUT", `conversations/${name}/pin`));
-  drop.addEventListener("click", async () => {
-    const text = "Its keys and values are forgotten, in memory and on disk, but those that other conversations have "
-      + "too. The text stays with whoever has it; the next turn computes it again.";
-    if (await live.confirmed(`Drop ${name}?`, text, "Drop")) act("DELETE", `conversations/${name}`);
-  });
-  const show = (one) => {
-    pinned = one.is_pinned;
-    pin.textContent = pinned ? "Unpin" : "Pin";
-    pin.setAttribute("aria-label", `${pinned ? "Unpin" : "Pin"} ${name}`);
-    pin.setAttribute("aria-pressed", String(pinned));
-    pin.disabled = drop.disabled = !state.who.may_act;
-    cell.className = `cell ${pinned ? "pinned" : "reusable"} ${live.hue(name)}`;
-    about.textContent = [
-      one.num_running ? "answering" : null,
-      many(one.num_turns, "turn"),
-      `${many(one.num_blocks, "block")}${one.num_shared_blocks ? `, ${count(one.num_shared_blocks)} shared` : ""}`,
-      bytes(one.num_bytes),
-    ].filter(Boolean).join(" · ");
-    showTurns(turns, body, one.turns);
-    details.hidden = turns.hidden = !one.turns.length;
-  };
-  return { item, show };
-}
-
-function showTurns(bars, body, turns) {
-  const most = Math.max(...turns.map((turn) => turn.prompt_tokens));
-  bars.replaceChildren(
-    ...turns.map((turn) => {
-      const bar = make("span", "", make("i", "reused"), make("i"));
-      bar.children[0].style.height = `${(100 * turn.cached_tokens) / most}%`;
-      bar.children[1].style.height = `${(100 * (turn.prompt_tokens - turn.cached_tokens)) / most}%`;
-      bar.title = `${count(turn.cached_tokens)} of ${count(turn.prompt_tokens)} tokens reused`;
-      return bar;
-    }),
-  );
-  bars.setAttribute(
-    "aria-label",
-    `Reused and computed tokens a turn: ${turns.map((t) => `${t.cached_tokens} and ${t.prompt_tokens - t.cached_tokens}`).join(", ")}`,
-  );
-  const lines = [];
-  for (const turn of [...turns].reverse()) {
-    const figures = [
-      live.clock(turn.ended_s),
-      count(turn.prompt_tokens),
-      count(turn.cached_tokens) + (turn.loaded_tokens ? ` (${count(turn.loaded_tokens)} from disk)` : ""),
-      count(turn.prompt_tokens - turn.cached_tokens),
-      seconds(turn.ttft_s),
-      turn.tokens_per_s ? `${count(turn.tokens_per_s)}/s` : "–",
-    ];
-    lines.push(make("tr", "", ...figures.map((text) => make("td", "", text))));
-    if (turn.why) {
-      const why = make("td", "why", turn.why.message);
-      why.colSpan = figures.length;
-      lines.push(make("tr", "", why));
-    }
-  }
-  body.replaceChildren(...lines);
 }
 
 // Actions
@@ -286,7 +167,7 @@ async function act(method, path) {
   try {
     await live.call(method, `/dashboard/${path}?model=${encodeURIComponent(chosen)}`);
   } catch (error) {
-    tell(Date.now() / 1000, error.message, "notice");
+    tell(live.now(), error.message, "notice");
   }
 }
 
@@ -298,13 +179,13 @@ at("clear").addEventListener("click", async () => {
 
 // Events
 
-function turnsOf({ conversations }) {
-  return Object.fromEntries(Object.entries(conversations).map(([name, one]) => [name, one.num_turns]));
+function turnsOf(seen) {
+  return Object.fromEntries(Object.entries(seen.conversations).map(([name, one]) => [name, one.num_turns]));
 }
 
 function tellEvents(seen) {
   if (!before) return;
-  const now = Date.now() / 1000;
+  const now = live.now();
   for (const [name, one] of Object.entries(seen.conversations)) {
     const fresh = Math.min(one.turns.length, one.num_turns - (before.turns[name] || 0));
     for (const turn of fresh > 0 ? one.turns.slice(-fresh) : []) {

@@ -7,6 +7,11 @@ export const key = {
   set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
 };
 
+let ahead = 0; // seconds by which the server's clock is ahead of this one's
+
+/** The time on the server's clock, in seconds. */
+export const now = () => Date.now() / 1000 + ahead;
+
 /** A request with the key. Throws an Error with the server's own sentence, and `status`. */
 export async function call(method, path, { body, signal } = {}) {
   const headers = {};
@@ -71,6 +76,8 @@ export async function follow(onState, onStatus) {
     onStatus("connecting");
     try {
       const reply = await call("GET", "/dashboard/events");
+      const theirs = Date.parse(reply.headers.get("date")) / 1000;
+      if (Math.abs(theirs - Date.now() / 1000) > 2) ahead = theirs - Date.now() / 1000; // it is told in whole seconds
       const state = {};
       for await (const [name, data] of eventsOf(reply)) {
         if (name !== "state") break;

@@ -1,6 +1,6 @@
 // The block map: every block a cell, which hovering or the arrow keys tell about.
 
-import { ago, bytes, hue, make, many } from "./live.js";
+import { ago, bytes, hue, make, many, now } from "./live.js";
 
 const [ID, KIND, STATE, HOLDERS, NAMES, POSITION, TOKENS, USED] = [0, 1, 2, 3, 4, 5, 6, 7];
 const MAX_FREE = 256;
@@ -77,7 +77,7 @@ export class BlockMap {
       bytes(sealed ? this.model.block_bytes : this.model.slot_bytes),
       row[HOLDERS] ? `held by ${many(row[HOLDERS], "sequence")}` : null,
       row[NAMES].length > 1 ? `shared by ${row[NAMES].length} conversations` : null,
-      row[USED] === null ? null : `used ${ago(Date.now() / 1000 - row[USED])}`,
+      row[USED] === null ? null : `used ${ago(now() - row[USED])}`,
     ].filter(Boolean);
   }
 
