@@ -197,7 +197,9 @@ def test_the_cost_is_a_share_of_the_time_in_which_the_prompt_was_read() -> None:
     with life() as engine:
         ask(engine, TEXT)
         reply = ask(engine, CHANGED)
-        assert reply.why.cost_s == pytest.approx(reply.timings.prefill_s)  # everything behind it
+        share = (22 + 396 - 151) / (396 - 128)  # what is in the block before it, and all behind it
+        assert reply.why.cost_s == pytest.approx(reply.timings.prefill_s * share)
+        assert " 245 tokens behind it are as before" in reply.why.message
         engine.clear()
         reply = ask(engine, TEXT[:200] + CHANGED[:200])
         assert reply.why.cause == "cleared"

@@ -55,10 +55,10 @@ def test_changed_token() -> None:
     finish(kv, tokens(0, 70))
     changed = tokens(0, 80)
     changed[50] = 999
-    assert explain(kv, changed) == Miss("changed_token", 32, 18, tuple(tokens(50, 20)))
+    assert explain(kv, changed) == Miss("changed_token", 32, 18, tuple(tokens(50, 20)), 0, 19)
     changed = tokens(0, 80)
     changed[32] = 999
-    assert explain(kv, changed) == Miss("changed_token", 32, 0, tuple(tokens(32, 38)))
+    assert explain(kv, changed) == Miss("changed_token", 32, 0, tuple(tokens(32, 38)), 0, 37)
     changed = tokens(0, 80)
     changed[67] = 999
     assert explain(kv, changed) == Miss("changed_token", 67, 0, (67, 68, 69))
@@ -71,13 +71,13 @@ def test_text_that_was_dropped() -> None:
     kv = manager()
     finish(kv, tokens(0, 150))
     dropped = [*tokens(0, 40), *tokens(100, 60)]
-    assert explain(kv, dropped) == Miss("dropped_text", 32, 8, tuple(tokens(40, 110)), 60)
+    assert explain(kv, dropped) == Miss("dropped_text", 32, 8, tuple(tokens(40, 110)), 60, 50)
     short = [*tokens(0, 40), *tokens(145, 5)]  # nothing more to compare, and that agrees
-    assert explain(kv, short) == Miss("dropped_text", 32, 8, tuple(tokens(40, 110)), 105)
+    assert explain(kv, short) == Miss("dropped_text", 32, 8, tuple(tokens(40, 110)), 105, 5)
     too_short = [*tokens(0, 40), *tokens(100, 3)]
     assert explain(kv, too_short) == Miss("changed_token", 32, 8, tuple(tokens(40, 110)))
     elsewhere = [*tokens(0, 40), 999, *tokens(100, 60)]
-    assert explain(kv, elsewhere) == Miss("changed_token", 32, 8, tuple(tokens(40, 110)))
+    assert explain(kv, elsewhere) == Miss("changed_token", 32, 8, tuple(tokens(40, 110)), 0, 50)
 
 
 def test_what_the_most_similar_of_several_went_on_with() -> None:
@@ -97,7 +97,7 @@ def test_of_what_is_here_and_what_has_left_the_longer_part_counts() -> None:
     finish(kv, tokens(0, 70), keep=False)
     changed = tokens(0, 80)
     changed[50] = 999
-    assert explain(kv, changed) == Miss("changed_token", 32, 18, tuple(tokens(50, 14)))
+    assert explain(kv, changed) == Miss("changed_token", 32, 18, tuple(tokens(50, 14)), 0, 13)
 
 
 def test_what_came_back_is_not_missed() -> None:

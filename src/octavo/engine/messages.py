@@ -102,7 +102,7 @@ class Why:
     `position` is the first prompt token that had to be computed again although it, or a token in its
     place, had been computed before; `num_recomputed_tokens` counts those that were known and computed again.
     `cost_s` is how long computing what could have been reused took, its share of the time in which the prompt was
-    read; for a changed or dropped token that is everything behind it too.
+    read; for a changed or dropped token that includes what is behind it and as it was before.
     """
 
     cause: WhyCause

@@ -85,6 +85,11 @@ def tell_why(
         "(ttl_s).",
         "cleared": f"{tokens} from position {position:,} were computed before the cache was cleared.",
     }[miss.cause]
+    if miss.num_alike_tokens:
+        message += (
+            f" {miss.num_alike_tokens:,} tokens behind it are as before, and were computed again because they follow "
+            "it."
+        )
     differs = miss.cause in ("changed_token", "dropped_text")
     difference = None
     if differs and decode is not None:
@@ -95,8 +100,8 @@ def tell_why(
             decode(token_ids[place : place + _SHOWN]),
         )
     advice = _advise(miss.earlier, token_ids[place:], token_s) if miss.cause == "changed_token" else None
-    num_lost = len(token_ids) - position if differs else known
-    return Why(miss.cause, position, known, message, num_lost * token_s, difference, advice)
+    cost_s = (known + miss.num_alike_tokens) * token_s
+    return Why(miss.cause, position, known, message, cost_s, difference, advice)
 
 
 def _advise(earlier: Sequence[int], rest: Sequence[int], token_s: float) -> Advice | None:

@@ -23,6 +23,9 @@ MAX_DEPARTED = 65_536
 _MAX_EARLIER = 4096
 """Tokens of an earlier sequence that are looked at behind the place where it differs."""
 
+_ALIKE = 4
+"""Tokens behind a difference count as the same as before if so many in a row are."""
+
 _MIN_RESUMED, _RESUMED = 4, 8
 """A prompt goes on where an earlier one did if so many tokens agree: fewer where it has no more."""
 
@@ -33,8 +36,9 @@ class Miss:
 
     `num_known_tokens`, from that position on, had been computed before and are not reusable now. The
     causes are those of `WhyCause`; with "changed_token" and "dropped_text", `position + num_known_tokens` is the
-    position of the first token that differs from the most similar sequence, which went on with `earlier`, and
-    `num_dropped_tokens` of these are left out by the prompt, which then goes on alike.
+    position of the first token that differs from the most similar sequence, which went on with `earlier`.
+    `num_dropped_tokens` of these are left out by the prompt, which then goes on alike, and `num_alike_tokens` of the
+    prompt behind the difference are in `earlier` too.
     """
 
     cause: MissCause
@@ -42,6 +46,7 @@ class Miss:
     num_known_tokens: int
     earlier: tuple[int, ...] = ()
     num_dropped_tokens: int = 0
+    num_alike_tokens: int = 0
 
 
 class Departed:
@@ -128,6 +133,7 @@ def explain(
         known - match.num_tokens,
         earlier,
         num_dropped,
+        _num_alike(earlier, token_ids[known:]),
     )
 
 
@@ -142,6 +148,17 @@ def _behind(block_id: int | None, index: PrefixIndex, tails: RawTails) -> tuple[
         elif slots:
             ids += max((tails[slot] for slot in slots), key=lambda tail: len(tail.token_ids)).token_ids
     return tuple(ids)
+
+
+def _num_alike(earlier: Sequence[int], rest: Sequence[int]) -> int:
+    """How many tokens of `rest` lie in a run of at least `_ALIKE` that `earlier` has too."""
+    runs = {tuple(earlier[i : i + _ALIKE]) for i in range(len(earlier) - _ALIKE + 1)}
+    count, end = 0, 0
+    for start in range(len(rest) - _ALIKE + 1):
+        if tuple(rest[start : start + _ALIKE]) in runs:
+            count += start + _ALIKE - max(start, end)
+            end = start + _ALIKE
+    return count
 
 
 def _num_dropped(earlier: Sequence[int], rest: Sequence[int]) -> int:

@@ -18,6 +18,7 @@ def octavo_report(reply: Reply, prompt: Prompt | None) -> dict[str, Any]:
         "num_history_tokens": 0 if prompt is None else prompt.num_exact_tokens,
         "conversation": reply.conversation,
         "cached_tokens": reply.usage.cached_tokens,
+        "loaded_tokens": reply.usage.loaded_tokens,
         "computed_tokens": reply.usage.computed_tokens,
         "approximate_tokens": reply.usage.approximate_tokens,
         "why": None if reply.why is None else asdict(reply.why),

@@ -64,12 +64,13 @@ class WhyReport(Schema):
 
 
 class OctavoReport(Schema):
-    """What was reused, and why not more."""
+    """What was reused (of it, `loaded_tokens` from disk), and why not more."""
 
     history: Literal["exact", "retokenised"] | None
     num_history_tokens: int
     conversation: str | None
     cached_tokens: int
+    loaded_tokens: int
     computed_tokens: int
     approximate_tokens: int
     why: WhyReport | None
