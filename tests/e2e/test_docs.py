@@ -168,6 +168,20 @@ def test_the_site_builds_and_nothing_is_missing(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "img" / "compare-smollm2.png").exists()
 
 
+def test_the_api_is_described_from_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from hooks import described
+
+    engine = described("src/octavo/engine/engine.py", "TokenEngine")
+    assert "#### `TokenEngine.recent(limit=None, *, tenant=None)`" in engine
+    assert "- `kv_memory`: budget of the cache" in engine
+    assert "_events" not in engine
+    usage = described("src/octavo/engine/messages.py", "Usage")
+    assert "- `loaded_tokens: int`" in usage
+    with pytest.raises(LookupError):
+        described("src/octavo/engine/messages.py", "Nothing")
+
+
 def test_sections_are_cut_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     from hooks import linked, section  # type: ignore[import-not-found]
