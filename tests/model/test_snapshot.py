@@ -112,6 +112,24 @@ def test_a_tenant_is_told_nothing_of_another(engine) -> None:
     assert {cell.conversations for cell in nameless.cells} == {()}
 
 
+def test_who_sees_all_tenants_sees_none_of_their_text(engine) -> None:
+    def differences(snapshot: Snapshot) -> list[bool]:
+        turns = [turn for one in snapshot.conversations for turn in one.turns]
+        return [
+            turn.why.difference is not None
+            for turn in turns
+            if turn.why is not None and turn.why.cause == "changed_token"
+        ]
+
+    for number in (1, 2):
+        engine.generate([*prompt(0, 50), *prompt(number, 50)], max_tokens=1, cache_namespace="ada")
+    assert differences(engine.snapshot()) == [True]
+    engine.generate(prompt(3), max_tokens=1, cache_namespace="bob")
+    assert differences(engine.snapshot()) == [False]
+    assert differences(engine.snapshot("ada")) == [True]
+    assert {one.tenant for one in engine.snapshot().conversations} == {"ada", "bob"}
+
+
 def test_dropping_a_conversation_leaves_what_others_share(engine) -> None:
     for number in (1, 2):
         engine.generate([*prompt(0, 64), *prompt(number, 60)], max_tokens=4, ignore_eos=True)

@@ -160,6 +160,7 @@ def _known(lineage: Lineage) -> Known:
     return Known(
         namespace=lineage.namespace,
         name=lineage.name,
+        tenant=lineage.tenant,
         sequence=lineage.sequence,
         block_hashes=frozenset(lineage.block_hashes),
         turns=tuple(lineage.turns),

@@ -44,6 +44,7 @@ class Known:
 
     namespace: bytes
     name: str
+    tenant: str
     sequence: bytes
     block_hashes: frozenset[bytes]
     turns: tuple[Turn, ...]
@@ -114,11 +115,13 @@ class Conversation:
     """Requests that go on from each other.
 
     Attributes:
+        name: which only those of one tenant differ in.
         num_blocks, num_bytes: that it has in memory, those that it shares included.
         num_shared_blocks: of them, that others have too.
     """
 
     name: str
+    tenant: str
     turns: tuple[Turn, ...]
     num_turns: int
     num_running: int
@@ -166,7 +169,8 @@ class Snapshot:
 def make_snapshot(seen: Observation, namespace: bytes | None = None, *, names: bool = True) -> Snapshot:
     """The snapshot for the tenant of a namespace, or with None of all.
 
-    Without `names` it tells how much there is and not whose: no conversations.
+    Without `names` it tells how much there is and not whose: no conversations. One of several tenants has none of the
+    text of differences, which is each one's own.
     """
     whole = namespace is None
 
@@ -177,6 +181,8 @@ def make_snapshot(seen: Observation, namespace: bytes | None = None, *, names: b
         return sum(number for key, number in counts.items() if mine(key))
 
     known = [one for one in seen.known if mine(one.namespace)] if names else []
+    if len({one.namespace for one in known}) > 1:
+        known = [replace(one, turns=tuple(map(_without_text, one.turns))) for one in known]
     holdings = [one for one in seen.holdings if mine(one.namespace)]
     sealed = _sealed(seen, holdings, known, mine)
     cells = [*sealed, *_open(seen, holdings, known, mine)]
@@ -305,6 +311,7 @@ def _open(
 def _conversation(seen: Observation, one: Known, own: Sequence[Cell]) -> Conversation:
     return Conversation(
         name=one.name,
+        tenant=one.tenant,
         turns=one.turns,
         num_turns=one.num_turns,
         num_running=one.num_running,
@@ -314,6 +321,10 @@ def _conversation(seen: Observation, one: Known, own: Sequence[Cell]) -> Convers
         num_shared_blocks=sum(len(cell.conversations) > 1 for cell in own),
         num_bytes=_num_bytes(seen, own),
     )
+
+
+def _without_text(turn: Turn) -> Turn:
+    return turn if turn.why is None else replace(turn, why=replace(turn.why, difference=None))
 
 
 def _num_bytes(seen: Observation, cells: Iterable[Cell]) -> int:
