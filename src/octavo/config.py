@@ -203,9 +203,14 @@ class SamplingParams:
         logprobs: how many alternatives to report per token; 0 reports the chosen token's alone,
             `None` reports nothing.
         n: answers to one prompt, which is computed once.
+        best_of: answers that are drawn; the `n` whose tokens have the highest mean log-probability are returned, all
+            of them at the end.
+        beams: above 1, the `n` best answers of a search with so many beams, returned at the end.
+        length_penalty: an answer of the search is ranked by the sum of its log-probabilities over its number of
+            tokens to this power: above 1 favours long ones, 0 the likeliest.
 
     Raises:
-        InvalidRequest: a value is out of range; the message names it.
+        InvalidRequest: a value is out of range, or contradicts another; the message names it.
     """
 
     temperature: float = 0.0
@@ -223,17 +228,20 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
+    best_of: int | None = None
+    beams: int = 1
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         kinds = {
-            "an integer": ("top_k", "seed", "max_tokens", "logprobs", "n"),
+            "an integer": ("top_k", "seed", "max_tokens", "logprobs", "n", "best_of", "beams"),
             "a number": (
                 *("temperature", "top_p", "min_p"),
-                *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+                *("repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty"),
             ),
             "True or False": ("ignore_eos",),
         }
-        _check_kinds(self, kinds, optional=("seed", "max_tokens", "logprobs"))
+        _check_kinds(self, kinds, optional=("seed", "max_tokens", "logprobs", "best_of"))
         stop = self._tuple("stop", str, "a string or several")
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", self._tuple("stop_token_ids", Integral, "token ids"))
@@ -260,16 +268,38 @@ class SamplingParams:
             ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "1 or more"),
             ("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 128, "from 0 to 128"),
             ("n", self.n, 1 <= self.n <= 128, "from 1 to 128"),
+            ("best_of", self.best_of, self.best_of is None or self.n <= self.best_of <= 128, "from n to 128"),
+            ("beams", self.beams, 1 <= self.beams <= 128, "from 1 to 128"),
+            ("length_penalty", self.length_penalty, math.isfinite(self.length_penalty), "finite"),
         )
         for name, value, valid, wanted in checks:
             if not valid:
                 raise InvalidRequest(f"{name} is {value}; it must be {wanted}.")
+        if self.beams > 1:
+            self._check_beams()
         if any(not text for text in stop):
             raise InvalidRequest(
                 "A stop string is empty; leave it out or write the text that ends the answer."
             )
         if any(math.isnan(value) for value in self.logit_bias.values()):
             raise InvalidRequest("A logit bias is not a number.")
+
+    @property
+    def width(self) -> int:
+        """Sequences that the request takes at once."""
+        return max(self.n, self.best_of or 1, self.beams)
+
+    def _check_beams(self) -> None:
+        for name, wrong, rule in (
+            ("temperature", self.temperature != 0, "0: a search draws nothing"),
+            ("n", self.n > self.beams, f"at most the {self.beams} beams"),
+            ("best_of", self.best_of is not None, "left out"),
+            ("stop", bool(self.stop), "left out; stop_token_ids end an answer of a search"),
+        ):
+            if wrong:
+                raise InvalidRequest(
+                    f"{name} is {getattr(self, name)} and beams is {self.beams}; {name} must be {rule}."
+                )
 
     def _tuple(self, name: str, kind: type, wanted: str) -> tuple[Any, ...]:
         """The values of a setting that takes several; a single string is one of them."""

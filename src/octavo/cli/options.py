@@ -260,6 +260,23 @@ class SamplingOptions:
         ),
     ] = None
 
+    beams: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Above 1: search for the likeliest answer with N beams, and show it when it is found.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 1
+    best_of: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Draw N answers, and show the one whose tokens are the likeliest.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+
     def settings(self) -> dict[str, Any]:
         """Fields of `SamplingParams`.
 

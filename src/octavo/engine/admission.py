@@ -15,9 +15,11 @@ def check_request(request: Request, *, vocab_size: int, max_running: int) -> Non
     bad = [token for token in request.token_ids if not 0 <= token < vocab_size]
     if bad:
         raise InvalidRequest(f"The prompt has token id {bad[0]}; this model has ids 0 to {vocab_size - 1}.")
-    if request.params.n > max_running:
+    params = request.params
+    if params.width > max_running:
+        name = next(name for name in ("n", "best_of", "beams") if getattr(params, name) == params.width)
         raise InvalidRequest(
-            f"n is {request.params.n} and at most {max_running} answers run at once (max_running)."
+            f"{name} is {params.width} and at most {max_running} answers run at once (max_running)."
         )
     if request.timeout_s is not None and not 0 < request.timeout_s < math.inf:
         raise InvalidRequest(f"timeout_s is {request.timeout_s}; it must be above 0.")

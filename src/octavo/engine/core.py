@@ -6,16 +6,28 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 import torch
 
 from octavo.config import EngineConfig
 from octavo.engine.admission import check_request
+from octavo.engine.beams import BeamSearches, ranked
 from octavo.engine.cache import EngineCache
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.edits import Edits
 from octavo.engine.journal import Journal
-from octavo.engine.messages import Delta, Event, Failure, FinishReason, MemoryReport, Progress, Request
+from octavo.engine.messages import (
+    Choice,
+    Delta,
+    Event,
+    Failure,
+    FinishReason,
+    MemoryReport,
+    Progress,
+    Reply,
+    Request,
+)
 from octavo.engine.onlooker import Onlooker
 from octavo.engine.sampler import Sample, TokenSampler, draw_seed
 from octavo.engine.scheduler import Scheduled, Scheduler
@@ -85,6 +97,14 @@ class EngineCore:
         self._only_waits = False  # for the tier: nothing can be computed until something arrives
         self._sequences: dict[str, list[Sequence]] = {}
         self._deadlines: dict[str, float] = {}  # of requests that have one
+        self._searches = BeamSearches(
+            self._cache.manager,
+            self._scheduler,
+            self._sequences,
+            self._settle,
+            eos_token_ids=loaded.eos_token_ids,
+            context=self.context,
+        )
         if prepared.probe is not None:
             self._cache.check_probe(prepared.probe, prepared.model.config.model_type)
         self.journal = Journal(loaded.name, self._cache.manager, loaded.tokenizer.decode)
@@ -164,9 +184,13 @@ class EngineCore:
 
     def _end(self, request_id: str, reason: FinishReason) -> list[Event]:
         events: list[Event] = []
-        for sequence in list(self._sequences.get(request_id, ())):
+        sequences = self._sequences.get(request_id, [])
+        if sequences and sequences[0].state.request.params.beams > 1:
+            self._searches.stop(sequences[0], reason)
+            return self._end_search(sequences[0].state)
+        for sequence in list(sequences):
             if sequence.awaits_forks:  # its other answers have not begun
-                for index in range(1, sequence.state.request.params.n):
+                for index in range(1, sequence.state.request.params.width):
                     fork = self._sequence(sequence.state, index)
                     events += self._finish(fork, reason, "")
             events += self._finish(sequence, reason, sequence.detokenizer.finish())
@@ -197,6 +221,8 @@ class EngineCore:
             return events + self._failed(scheduled, error)
         decodes = all(item.sequence.state.first_token_s is not None for item in scheduled)
         for item, part in zip(scheduled, rows, strict=True):
+            if item.sequence.table is not item.chunk.table:
+                continue  # its request has failed with another of its answers
             if item.chunk.num_drafted and part is not None:
                 events += self._verify(item, part)
             else:
@@ -252,6 +278,8 @@ class EngineCore:
 
     def _sequence(self, state: RequestState, index: int) -> Sequence:
         params = state.request.params
+        if state.is_ranked and params.logprobs is None:
+            params = replace(params, logprobs=0)
         return Sequence(
             state=state,
             index=index,
@@ -285,9 +313,14 @@ class EngineCore:
         self._scheduler.clear_suspicion(sequence)
         if caches and table.num_tokens == state.num_prompt_tokens:
             self._cache.manager.keep_tail(table)
-        sequences = [sequence, *(self._fork(sequence) if sequence.awaits_forks else ())]
         if state.first_token_s is None:
             state.first_token_s = time.perf_counter()
+        if state.request.params.beams > 1:
+            try:
+                return self._end_search(state) if self._searches.advance(sequence, logits) else []
+            except Exception as error:  # of this request alone, as below
+                return self._fail(state.request.request_id, error)
+        sequences = [sequence, *(self._fork(sequence) if sequence.awaits_forks else ())]
         events: list[Event] = []
         for answer in sequences:
             try:
@@ -300,7 +333,11 @@ class EngineCore:
 
     def _draft(self, sequence: Sequence, room: int, num_sequences: int) -> list[int]:
         """Guesses for a sequence that decodes. They need results that no other row of a step changes."""
-        if self._config.speculate == "off" or not self._exactness.exact:
+        if (
+            self._config.speculate == "off"
+            or not self._exactness.exact
+            or sequence.state.request.params.beams > 1
+        ):
             return []
         return self._speculator.draft(sequence, room, num_sequences)
 
@@ -335,7 +372,7 @@ class EngineCore:
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         forks = []
-        for index in range(1, sequence.state.request.params.n):
+        for index in range(1, sequence.state.request.params.width):
             fork = self._sequence(sequence.state, index)
             if sequence.table is not None:
                 fork.table = self._cache.manager.fork(sequence.table)
@@ -357,6 +394,8 @@ class EngineCore:
         if reason is not None:
             return self._finish(sequence, reason, text + sequence.detokenizer.finish(), sample)
         sequence.text += text
+        if state.is_ranked:
+            return []  # until it is known which answers are the best
         return [
             Delta(
                 state.request.request_id,
@@ -378,33 +417,14 @@ class EngineCore:
         if reason == "length" and sequence.detokenizer.stopped is not None:
             reason = "stop"  # the text held back at the end turned out to be a stop string
         sequence.finish_reason = reason
-        if sequence.table is not None and sequence.table.publishes and not sequence.table.num_pending:
-            self._cache.retain(state, sequence.table)
-            self.onlooker.ended(sequence)
+        self._settle(sequence)
         self._scheduler.release(sequence)
         self._speculator.finished(sequence)
         choice = state.choices[sequence.index] = sequence.choice()
-        reply = None
-        if state.finished:
-            del self._sequences[request_id]
-            self._deadlines.pop(request_id, None)
-            if state.num_approximate_tokens:
-                state.notes.append(
-                    f"{state.num_approximate_tokens:,} tokens of the prompt were taken over from behind an edit "
-                    "and not computed again, so the answer is approximate (reuse)."
-                )
-            complaint = self._cache.tiers.tier.take_complaint()
-            if complaint is not None:
-                state.notes.append(complaint)
-            reply = state.reply(
-                self.memory(),
-                self.journal.why(state),
-                self._exactness.notes,
-                exact=self._exactness.exact and not state.num_approximate_tokens,
-            )
-            self.journal.note(state, reply)
-            if state.lineage is not None:
-                self.onlooker.lineages.end(state.lineage, reply)
+        if state.is_ranked:
+            number = state.request.params.n
+            choices = [state.choices[index] for index in sorted(state.choices)]
+            return self._tell_ranked(state, ranked(choices, number)) if state.finished else []
         return [
             Delta(
                 request_id,
@@ -413,11 +433,73 @@ class EngineCore:
                 () if sample is None else (sample.token_id,),
                 () if sample is None else sample.logprobs,
                 reason,
-                reply,
+                self._reply(state) if state.finished else None,
                 choice.stop,
                 state.num_cached_tokens,
             )
         ]
+
+    def _end_search(self, state: RequestState) -> list[Event]:
+        """A search is over, and its answers are told."""
+
+        def text_of(token_ids: tuple[int, ...]) -> str:
+            detokenizer = Detokenizer(self._tokenizer, shown=state.request.shown_specials)
+            return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
+
+        return self._tell_ranked(state, self._searches.take(state, text_of))
+
+    def _tell_ranked(self, state: RequestState, choices: list[Choice]) -> list[Event]:
+        """All answers at once, the best first."""
+        if state.request.params.logprobs is None:
+            choices = [replace(choice, logprobs=None) for choice in choices]
+        state.choices = {choice.index: choice for choice in choices}
+        reply = self._reply(state)
+        return [
+            Delta(
+                state.request.request_id,
+                choice.index,
+                choice.text,
+                choice.token_ids,
+                choice.logprobs or (),
+                choice.finish_reason,
+                reply if choice is choices[-1] else None,
+                choice.stop,
+                state.num_cached_tokens,
+            )
+            for choice in choices
+        ]
+
+    def _settle(self, sequence: Sequence) -> None:
+        """What a sequence has computed is kept as its request says."""
+        table = sequence.table
+        if table is not None and table.publishes and not table.num_pending:
+            self._cache.manager.keep_tail(table)
+            self._cache.retain(sequence.state, table)
+            self.onlooker.ended(sequence)
+
+    def _reply(self, state: RequestState) -> Reply:
+        """What a request is answered that has ended."""
+        request_id = state.request.request_id
+        del self._sequences[request_id]
+        self._deadlines.pop(request_id, None)
+        if state.num_approximate_tokens:
+            state.notes.append(
+                f"{state.num_approximate_tokens:,} tokens of the prompt were taken over from behind an edit "
+                "and not computed again, so the answer is approximate (reuse)."
+            )
+        complaint = self._cache.tiers.tier.take_complaint()
+        if complaint is not None:
+            state.notes.append(complaint)
+        reply = state.reply(
+            self.memory(),
+            self.journal.why(state),
+            self._exactness.notes,
+            exact=self._exactness.exact and not state.num_approximate_tokens,
+        )
+        self.journal.note(state, reply)
+        if state.lineage is not None:
+            self.onlooker.lineages.end(state.lineage, reply)
+        return reply
 
     def _fail(self, request_id: str, error: Exception) -> list[Event]:
         sequences = self._sequences.pop(request_id, [])
@@ -438,6 +520,8 @@ class EngineCore:
             f"The answer ends here: the cache of {have:,} tokens is full. "
             "Raise the cache budget (kv_memory, --kv-memory)."
         )
+        if sequence.state.request.params.beams > 1:
+            return self._end(sequence.state.request.request_id, "length")
         return self._finish(sequence, "length", sequence.detokenizer.finish())
 
     def _crowded_out(self) -> list[Event]:

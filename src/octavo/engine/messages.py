@@ -178,7 +178,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to a prompt. `stop` is the stop string or token id that ended it."""
+    """One answer to a prompt. `stop` is the stop string or token id that ended it.
+
+    `score` is what answers were ranked by, with `best_of` or `beams`.
+    """
 
     index: int
     text: str
@@ -186,6 +189,7 @@ class Choice:
     finish_reason: FinishReason
     stop: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

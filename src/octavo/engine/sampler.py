@@ -24,6 +24,7 @@ can get other last bits, so it decides nothing here.
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from collections.abc import Sequence
@@ -134,6 +135,31 @@ class TokenSampler:
             NumericalError: a logit is NaN or plus infinity, or all are minus infinity.
             InvalidRequest: `logit_bias` and the penalties rule every token out, or leave the number range.
         """
+        row, best = self._row(logits, position)
+        params = self._params
+        token_id = best if params.temperature == 0 else self._draw(row, row[best], position)
+        if params.logprobs is None:
+            return Sample(token_id)
+        return Sample(token_id, _logprob(row, token_id, row[best], params.logprobs))
+
+    def likeliest(self, logits: torch.Tensor, position: int, count: int) -> tuple[TokenLogprob, ...]:
+        """The `count` likeliest tokens, those of probability zero left out; arguments and errors as for `sample`.
+
+        The alternatives of each are the same tokens.
+        """
+        row, best = self._row(logits, position)
+        top = _logprob(row, best, row[best], count).top
+        return tuple(TokenLogprob(token_id, logprob, top) for token_id, logprob in top)
+
+    def fork(self) -> TokenSampler:
+        """Another one with the same history, which goes on by itself."""
+        other = copy.copy(self)
+        other._history = self._history.fork()
+        other._constraint = None if self._constraint is None else self._constraint.copy()
+        return other
+
+    def _row(self, logits: torch.Tensor, position: int) -> tuple[Floats, int]:
+        """The adjusted logits, and the likeliest token."""
         row: Floats = logits.detach().to("cpu", torch.float32).numpy()
         if row.shape != (self._vocab_size,):
             raise ValueError(f"The logits have the shape {row.shape}; a row of {self._vocab_size} is wanted.")
@@ -155,11 +181,7 @@ class TokenSampler:
                     f"logit_bias, the penalties and the grammar leave no token to choose at position {position}. "
                     "Rule out fewer tokens, or use smaller numbers."
                 )
-        params = self._params
-        token_id = best if params.temperature == 0 else self._draw(row, row[best], position)
-        if params.logprobs is None:
-            return Sample(token_id)
-        return Sample(token_id, _logprob(row, token_id, row[best], params.logprobs))
+        return row, best
 
     def _adjusted(self, row: Floats) -> Floats:
         """A copy of `row` with bias and penalties, which are worked out in float64."""
@@ -235,6 +257,12 @@ class _History:
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         return self._counts[: len(self._index)]
+
+    def fork(self) -> _History:
+        """A copy."""
+        other = copy.copy(self)
+        other._index, other._ids, other._counts = dict(self._index), self._ids.copy(), self._counts.copy()
+        return other
 
     def add(self, token_id: int) -> None:
         index = self._index.setdefault(token_id, len(self._index))

@@ -28,6 +28,7 @@ from octavo.kv.storage.tier import Elsewhere
 from octavo.kv.table import BlockTable
 
 if TYPE_CHECKING:
+    from octavo.engine.beams import BeamSearch
     from octavo.engine.edits import EditPlan
 
 MAX_OVERTAKEN = 32
@@ -62,6 +63,7 @@ class RequestState:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     lineage: Lineage | None = None
+    search: BeamSearch | None = None
     notes: list[str] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -94,7 +96,13 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        return len(self.choices) == self.request.params.n
+        params = self.request.params
+        return len(self.choices) == (params.n if params.beams > 1 else params.width)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether some of its answers are left out in the end, so that nothing is told before."""
+        return self.request.params.width > self.request.params.n or self.request.params.beams > 1
 
     def _prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
         """One a token of the prompt; None where it was not asked for, and for the first token."""
@@ -200,14 +208,14 @@ class Sequence:
         """Whether this sequence still stands for the whole request, whose other answers fork from it."""
         return (
             self.index == 0
-            and self.state.request.params.n > 1
+            and self.state.request.params.width > 1
             and len(self.token_ids) == self.num_prompt_tokens
         )
 
     @property
     def num_places(self) -> int:
         """Places among the running that it takes, those of its forks to come included."""
-        return self.state.request.params.n if self.awaits_forks else 1
+        return self.state.request.params.width if self.awaits_forks else 1
 
     def take(
         self, sample: Sample, *, eos_token_ids: frozenset[int], context: int
@@ -241,7 +249,7 @@ class Sequence:
         stop: str | int | None = None
         if self.finish_reason == "stop":
             stop = self.detokenizer.stopped if self.detokenizer.stopped is not None else generated[-1]
-        wants_logprobs = self.state.request.params.logprobs is not None
+        wants_logprobs = self.state.request.params.logprobs is not None or self.state.is_ranked
         return Choice(
             index=self.index,
             text=self.text,

@@ -47,10 +47,6 @@ class _Asked:
 async def create_completion(models: Models, request: Request, body: CompletionRequest) -> Response:
     """Goes on from the prompts, as one object or as a stream of chunks."""
     model = await models.hold(body.model, visit_of(request))
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise Problem(
-            400, "best_of must be the same as n: answers are not ranked.", "invalid_value", "best_of"
-        )
     asked = await asyncio.to_thread(_ask, model, body, visit_of(request).tenant.namespace)
     reply_id = f"cmpl-{secrets.token_hex(12)}"
     if body.stream:
@@ -68,6 +64,7 @@ def _ask(model: Model, body: CompletionRequest, namespace: str) -> list[_Asked]:
             "max_tokens": max(max_tokens, 1),
             "stop": stops_of(body.stop),
             "n": body.n,
+            "best_of": body.best_of,
             "logprobs": body.logprobs,
             "stop_token_ids": None if body.suffix is None else fim_of(model, "suffix").tokens.ends,
         }
@@ -102,7 +99,7 @@ async def _events(
     The prompt is computed once: what is generated goes on from what was scored.
     """
     if asked.scores is not None:
-        once = replace(asked.params, max_tokens=1, logprobs=None, stop=())
+        once = replace(asked.params, max_tokens=1, logprobs=None, stop=(), best_of=None)
         if asked.generates:
             once = replace(once, n=1)
         scoring = model.engine.astream(asked.ids, once, prompt_logprobs=asked.scores, **options)
