@@ -67,20 +67,23 @@ class Point:
 
 
 def generate(llm: TokenEngine, prompt: str, lengths: Sequence[int], num_tokens: int, tell: Tell) -> Generated:
-    """Makes a text of `num_tokens` tokens, in pieces, so that a piece can be timed at each of the lengths."""
+    """Makes a text of `num_tokens` tokens, in pieces, and at each of the lengths some more tokens that are timed."""
     ids = llm.encode(prompt)
     num_prompt = len(ids)
     llm.generate(ids[:-1], max_tokens=4, ignore_eos=True)  # warms everything up
     llm.clear()
     token_s, total_s = {}, 0.0
-    ends = sorted({*lengths, *(n + _TIMED for n in lengths), num_tokens})
-    for end in (end for end in ends if num_prompt < end <= num_tokens):
+    for end in sorted({*(n for n in lengths if n > num_prompt), num_tokens}):
         reply = llm.generate(ids, max_tokens=end - len(ids), ignore_eos=True)
-        if len(ids) in lengths:
-            token_s[len(ids)] = 1 / reply.timings.decode_tokens_per_s
-            tell(f"{llm.config.kv_format}, with the cache: {end:,} of {num_tokens:,} tokens")
         total_s += reply.timings.total_s
         ids += reply.token_ids
+        if end in lengths:
+            speeds = [
+                llm.generate(ids, max_tokens=_TIMED + 1, ignore_eos=True).timings.decode_tokens_per_s
+                for _ in range(_REPEATS)
+            ]
+            token_s[end] = 1 / statistics.median(speeds)
+            tell(f"{llm.config.kv_format}, with the cache: {end:,} of {num_tokens:,} tokens")
     memory = llm.memory()
     return Generated(
         llm.config.kv_format, tuple(ids), num_prompt, token_s, total_s, memory.kv_allocated_bytes
