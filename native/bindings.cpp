@@ -58,5 +58,6 @@ NB_MODULE(_native, m) {
   nb::class_<Step>(m, "Step")
       .def(nb::init<int, int, int, int, int, int, const Ints&, const Ints&, const Ints&, const Ints&, const Ints&, int>())
       .def_prop_ro("workspace_bytes", &Step::workspace_bytes)
+      .def_ro("bytes_read", &Step::bytes_read)
       .def("attend", &Step::attend);
 }

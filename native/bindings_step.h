@@ -3,10 +3,12 @@
 
 #include <nanobind/ndarray.h>
 
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include "bindings.h"
+#include "sharing.h"
 
 namespace octavo {
 
@@ -16,6 +18,8 @@ using Ints = nanobind::ndarray<const std::int64_t, nanobind::ndim<1>, nanobind::
 struct Step {
   AttendArgs args{};
   std::vector<std::int64_t> starts, contexts, tables, offsets, slot_offsets;
+  std::optional<Sharing> sharing;
+  std::int64_t bytes_read = 0;  // of sealed pages, so far
 
   Step(int dtype, int format, int num_heads, int num_kv_heads, int head_dim, int v_head_dim, const Ints& query_starts,
        const Ints& context_lens, const Ints& table_starts, const Ints& block_offsets, const Ints& slots,
@@ -51,6 +55,13 @@ struct Step {
     args.head_dim = head_dim;
     args.v_head_dim = v_head_dim;
     args.num_threads = num_threads;
+    args.bytes_read = &bytes_read;
+    if (n < 2) return;
+    sharing.emplace(args);
+    args.runs = sharing->runs.data();
+    args.num_runs = static_cast<std::int64_t>(sharing->runs.size());
+    args.order = sharing->order.data();
+    args.shared_starts = sharing->starts.data();
   }
 
   Step(const Step&) = delete;

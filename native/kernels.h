@@ -10,6 +10,7 @@ constexpr int kBlockSize = 32;        // tokens in a block
 constexpr int kPartitionBlocks = 16;  // blocks in an attention partition
 constexpr int kPartitionTokens = kBlockSize * kPartitionBlocks;
 constexpr int kMaxHeadDim = 512;
+constexpr int kMaxTileRows = 128;  // query rows that are attended to one page at a time, unless a group has more
 
 enum class DType : int { kBf16 = 0, kFp32 = 1 };
 
@@ -24,6 +25,11 @@ struct Rows {
   void* data;
   std::int64_t token_stride;
   std::int64_t head_stride;
+};
+
+// Sequences that have the same pages in one partition: `order[first]` to `order[first + count - 1]`.
+struct SharedRun {
+  std::int64_t first, count, partition;
 };
 
 // One layer of one step.
@@ -47,6 +53,12 @@ struct AttendArgs {
   float softcap;       // scores become softcap * tanh(score / softcap); 0 leaves them
   std::int64_t window;  // a token sees itself and the window - 1 tokens before it; 0 for all
   const float* sinks;  // [num_heads] a score that takes probability and gives no value; may be null
+  // What sequences share, see sharing.h. Layers with a window leave it aside.
+  const SharedRun* runs;
+  std::int64_t num_runs;
+  const std::int64_t* order;          // indices of sequences
+  const std::int64_t* shared_starts;  // [num_seqs + 1] sums of the partitions that each sequence shares, its first ones
+  std::int64_t* bytes_read;  // to which the bytes of sealed pages that were read are added; may be null
   int num_threads;
 };
 

@@ -14,3 +14,4 @@ os.environ["OCTAVO_KV_DISK"] = "0"
 import torch  # noqa: F401 (before the native module, so that both share one OpenMP runtime)
 
 sys.path.insert(0, str(Path(__file__).parent / "model"))
+sys.path.insert(0, str(Path(__file__).parent / "native"))
