@@ -61,6 +61,7 @@ struct Step {
     args.runs = sharing->runs.data();
     args.num_runs = static_cast<std::int64_t>(sharing->runs.size());
     args.order = sharing->order.data();
+    args.common = sharing->common.data();
     args.shared_starts = sharing->starts.data();
   }
 

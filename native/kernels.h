@@ -27,7 +27,7 @@ struct Rows {
   std::int64_t head_stride;
 };
 
-// Sequences that have the same pages in one partition: `order[first]` to `order[first + count - 1]`.
+// Sequences that have pages of one partition in common: `order[first]` to `order[first + count - 1]`.
 struct SharedRun {
   std::int64_t first, count, partition;
 };
@@ -57,7 +57,8 @@ struct AttendArgs {
   const SharedRun* runs;
   std::int64_t num_runs;
   const std::int64_t* order;          // indices of sequences
-  const std::int64_t* shared_starts;  // [num_seqs + 1] sums of the partitions that each sequence shares, its first ones
+  const std::int64_t* common;         // how many blocks the i-th in that order has in common with the one before it
+  const std::int64_t* shared_starts;  // [num_seqs + 1] sums of the partitions that each has in runs, its first ones
   std::int64_t* bytes_read;  // to which the bytes of sealed pages that were read are added; may be null
   int num_threads;
 };

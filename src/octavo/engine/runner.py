@@ -58,6 +58,8 @@ class Runner:
             device=device,
             debug_fill=debug_fill,
         )
+        self.num_bytes_read = 0
+        """Bytes of sealed pages that attention has read so far."""
 
     @property
     def workspace_bytes(self) -> int:
@@ -87,8 +89,9 @@ class Runner:
             positions += range(start, start + len(chunk.token_ids))
         batch = self._batch(chunks)
         kernels = self._prepared.kernels
+        step = kernels.begin(batch)
         context = StepContext(
-            step=kernels.begin(batch),
+            step=step,
             sealed=self.sealed.layers,
             opened=self.opened.layers,
             num_rows=len(ids),
@@ -101,6 +104,7 @@ class Runner:
             rows.to(self._device),
             context,
         )
+        self.num_bytes_read += step.bytes_read
         return logits.float().cpu()
 
     def _make_room(self, chunk: Chunk) -> None:

@@ -202,6 +202,10 @@ class _Onlooker:
         step, layers = self._kernels.begin(batch), self.layers
 
         class Watched:
+            @property
+            def bytes_read(self) -> int:
+                return step.bytes_read
+
             def attend(
                 self,
                 q: torch.Tensor,

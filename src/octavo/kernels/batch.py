@@ -74,6 +74,11 @@ class SealedFormat(Protocol):
 class AttentionStep(Protocol):
     """One step's attention, asked once per layer."""
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of sealed pages that were read so far, all layers. What sequences share may be read once for all."""
+        ...
+
     def attend(
         self,
         q: torch.Tensor,

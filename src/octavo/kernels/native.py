@@ -92,6 +92,10 @@ class NativeStep:
             raise KernelArgumentError("A page offset is negative: a block id in the step's tables is wrong.")
         self.scratch = kernels.reserve(self.native.workspace_bytes)
 
+    @property
+    def bytes_read(self) -> int:
+        return int(self.native.bytes_read)
+
     def check_pages(self, sealed_bytes: int, open_bytes: int) -> None:
         """Checks that a layer's pages hold what the step's tables point to.
 

@@ -37,6 +37,7 @@ class ReferenceStep:
         self._format = kernels.sealed_format
         self._page_bytes = self._format.page_bytes(self._page)
         self._batch = batch
+        self.bytes_read = 0
 
     def attend(
         self,
@@ -100,6 +101,7 @@ class ReferenceStep:
         return self._page.raw_bytes("bf16" if self._dtype == torch.bfloat16 else "fp32")
 
     def _decode(self, sealed: torch.Tensor, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.bytes_read += self._page_bytes
         return self._format.decode(sealed[offset : offset + self._page_bytes], self._page)
 
     def _raw_views(self, page: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
