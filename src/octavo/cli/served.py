@@ -48,7 +48,7 @@ def loadings(
     found = []
     for model, source in zip(models, sources, strict=True):
         num_bytes = _weights(source) + cache
-        if num_bytes > limit:
+        if num_bytes > limit and (max_loaded_bytes or len(models) > 1):  # one alone is tried
             raise InvalidRequest(
                 f"{source.name} needs about {num_bytes:,} bytes, {cache:,} of them for its cache, and loaded models "
                 f"may take {limit:,}. Raise --max-loaded or lower --kv-memory."
