@@ -95,3 +95,30 @@ def test_a_timeout_is_counted_from_the_arrival():
     assert driver.core.patience_s is None
     with pytest.raises(InvalidRequest, match="timeout_s is 0; it must be above 0"):
         driver.add("c", [5], timeout_s=0)
+
+
+# Numbers
+
+
+def test_the_counters_add_up():
+    driver = CoreDriver(max_step_tokens=64, speculate="off")
+    driver.add("a", prompt_of(1, 100), max_tokens=10)
+    driver.add("b", prompt_of(2, 100), max_tokens=10, n=2, temperature=1.0)
+    driver.run()
+    driver.add("c", prompt_of(1, 100), max_tokens=3)
+    driver.add("late", prompt_of(4, 40), timeout_s=1e-6)
+    driver.run()
+    with pytest.raises(InvalidRequest):
+        driver.add("d", [])
+    counters = driver.core.counters()
+    assert counters.num_read_tokens == 100 + 100 + 1
+    assert counters.num_decoded_tokens == 9 + 2 * 9 + 2, "the first token of an answer comes with its prompt"
+    assert sum(counters.gaps) == counters.num_decoded_tokens
+    assert counters.gap_s > 0
+    assert counters.ended == {"length": 4, "timeout": 1}
+    assert counters.refused == {"InvalidRequest": 1}
+    assert not counters.failed
+    assert counters.num_failed_steps == 0
+    assert counters.usage == {"memory": 0.0}
+    counters.ended["length"] = 0
+    assert driver.core.counters().ended["length"] == 4, "what was read is a copy"

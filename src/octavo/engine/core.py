@@ -14,6 +14,7 @@ from octavo.config import EngineConfig
 from octavo.engine.admission import check_request
 from octavo.engine.beams import BeamSearches, ranked
 from octavo.engine.cache import EngineCache
+from octavo.engine.counters import Counters
 from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.edits import Edits
 from octavo.engine.journal import Journal
@@ -97,6 +98,8 @@ class EngineCore:
         self._only_waits = False  # for the tier: nothing can be computed until something arrives
         self._sequences: dict[str, list[Sequence]] = {}
         self._deadlines: dict[str, float] = {}  # of requests that have one
+        self._counters = Counters()
+        self._now_s = 0.0  # when the step under way was computed
         self._searches = BeamSearches(
             self._cache.manager,
             self._scheduler,
@@ -161,6 +164,13 @@ class EngineCore:
         Raises:
             InvalidRequest: it can never be answered; the message says why. Nothing was computed.
         """
+        try:
+            self._take(request)
+        except Exception as error:
+            self._counters.refused[type(error).__name__] += 1
+            raise
+
+    def _take(self, request: Request) -> None:
         if request.request_id in self._sequences:
             raise InvalidRequest(f"There is already a request {request.request_id!r}.")
         check_request(request, vocab_size=self.vocab_size, max_running=self._config.max_running)
@@ -218,7 +228,10 @@ class EngineCore:
         try:
             rows = run_step(self._cache.runner, scheduled)
         except Exception as error:
+            self._counters.num_failed_steps += 1
             return events + self._failed(scheduled, error)
+        self._now_s = time.perf_counter()
+        self._counters.stepped(scheduled, self._now_s - started_s)
         decodes = all(item.sequence.state.first_token_s is not None for item in scheduled)
         for item, part in zip(scheduled, rows, strict=True):
             if item.sequence.table is not item.chunk.table:
@@ -250,6 +263,18 @@ class EngineCore:
     def memory(self) -> MemoryReport:
         """What is held now, weights apart from the cache."""
         return self._cache.memory(self._scheduler.running)
+
+    def counters(self) -> Counters:
+        """What was done since the start, and how full the tiers are."""
+        cache, disk = self._cache, self._cache.tiers.tier.report()
+        counters = self._counters.copy()
+        counters.num_preempted = self._scheduler.num_preempted
+        counters.num_evicted = sum(cache.manager.num_evicted.values())
+        counters.num_demoted, counters.num_restored = disk.num_written, disk.num_loaded
+        counters.usage["memory"] = cache.manager.num_used_blocks / cache.plan.num_blocks
+        if disk.budget_bytes:
+            counters.usage["disk"] = disk.used_bytes / disk.budget_bytes
+        return counters
 
     def clear(self) -> int:
         """See `EngineCache.clear`."""
@@ -391,6 +416,7 @@ class EngineCore:
     ) -> list[Event]:
         """What a token that an answer has taken adds to it."""
         state = sequence.state
+        self._counters.told(sequence, self._now_s)
         if reason is not None:
             return self._finish(sequence, reason, text + sequence.detokenizer.finish(), sample)
         sequence.text += text
@@ -480,6 +506,7 @@ class EngineCore:
     def _reply(self, state: RequestState) -> Reply:
         """What a request is answered that has ended."""
         request_id = state.request.request_id
+        self._counters.ended.update(choice.finish_reason for choice in state.choices.values())
         del self._sequences[request_id]
         self._deadlines.pop(request_id, None)
         if state.num_approximate_tokens:
@@ -506,6 +533,7 @@ class EngineCore:
         self._deadlines.pop(request_id, None)
         for sequence in sequences:
             self._scheduler.release(sequence)
+        self._counters.failed[type(error).__name__] += 1
         if sequences and (lineage := sequences[0].state.lineage) is not None:
             self.onlooker.lineages.end(lineage, None)
         return [Failure(request_id, error)]

@@ -19,6 +19,7 @@ import torch
 
 from octavo.config import EngineConfig, Retention, SamplingParams, parse_bytes, refuse_unknown
 from octavo.engine.core import EngineCore
+from octavo.engine.counters import Counters
 from octavo.engine.journal import RequestRecord
 from octavo.engine.mailbox import Mailbox, Sink
 from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
@@ -229,6 +230,10 @@ class TokenEngine:
         else has computed the same prompt, and without the text of differences.
         """
         return self._ask(lambda: self._core.journal.recent(limit, tenant))
+
+    def counters(self) -> Counters:
+        """What the engine has done since its start."""
+        return self._ask(self._core.counters)
 
     def clear(self) -> int:
         """Forgets everything reusable; the model stays loaded. Returns the bytes given back to the system."""

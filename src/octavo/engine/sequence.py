@@ -176,6 +176,7 @@ class Sequence:
     suspect: bool = False
     num_preempted: int = 0
     num_given_up: int = 0
+    told_s: float | None = None
     follows: tuple[Sequence, int] | None = None
     drafter: Drafter | None = None
     edit: EditPlan | None = None

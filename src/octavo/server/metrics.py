@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from octavo.engine.counters import GAP_BOUNDS_S, Counters
 from octavo.engine.messages import Reply
 from octavo.errors import EngineStopped
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from octavo.sessions.engine import Engine
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
-_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _POSITIONS = (0, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
@@ -62,9 +63,6 @@ class Metrics:
         self._histories = counter("histories", "Chats by how their history was read", "model", "history")
         self._first = histogram("first_token_seconds", "From the request to its first token", _FIRST_TOKEN_S)
         self._queue = histogram("queue_seconds", "From the request to its first step", _FIRST_TOKEN_S)
-        self._token = histogram(
-            "inter_token_seconds", "Between two tokens of an answer, on average over it", _TOKEN_S
-        )
 
     def note(self, model: str, reply: Reply, history: str | None) -> None:
         """Counts an answer."""
@@ -84,8 +82,6 @@ class Metrics:
             self._histories.labels(model, history).inc()
         self._first.labels(model).observe(timings.ttft_s)
         self._queue.labels(model).observe(timings.queue_s)
-        if timings.decode_tokens_per_s:
-            self._token.labels(model).observe(1 / timings.decode_tokens_per_s)
 
     async def read(self) -> bytes:
         """All of it, in Prometheus' text format."""
@@ -104,10 +100,10 @@ class _State(Collector):
         self._engines = engines
         self._num_open = num_open
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
+    def describe(self) -> Iterable[Metric]:
         return ()
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("octavo_requests_open", "Requests that are being answered", self._num_open())
         sequences = GaugeMetricFamily("octavo_sequences", "Answers in the engine", labels=("model", "state"))
         held = GaugeMetricFamily(
@@ -115,9 +111,10 @@ class _State(Collector):
             "Bytes by what holds them; the cache apart from the weights",
             labels=("model", "of"),
         )
+        done: dict[str, Counters] = {}
         for name, engine in self._engines().items():
             try:
-                report = engine.memory()
+                report, done[name] = engine.memory(), engine.counters()
             except EngineStopped:
                 continue
             running, waiting = engine.num_sequences
@@ -127,3 +124,47 @@ class _State(Collector):
                 held.add_metric((name, of), getattr(report, f"{of}_bytes"))
         yield sequences
         yield held
+        yield from _done(done)
+
+
+def _done(by_model: Mapping[str, Counters]) -> Iterator[Metric]:
+    """What the engines have done since their start."""
+    for name, text, attribute in (
+        ("steps", "Steps of the engine", "num_steps"),
+        ("failed_steps", "Steps that failed", "num_failed_steps"),
+        ("step_seconds", "Time spent in steps", "step_s"),
+        ("step_prefill_tokens", "Tokens of prompts that steps computed", "num_read_tokens"),
+        ("step_decode_tokens", "Tokens of answers that steps computed", "num_decoded_tokens"),
+        ("drafted_tokens", "Guessed tokens that steps checked", "num_drafted_tokens"),
+        ("preemptions", "Places given up for want of memory", "num_preempted"),
+        ("evictions", "Blocks whose memory was taken for others", "num_evicted"),
+        ("demotions", "Blocks and tails written to the disk", "num_demoted"),
+        ("restores", "Blocks and tails loaded from the disk", "num_restored"),
+    ):
+        family = CounterMetricFamily(f"octavo_{name}", text, labels=("model",))
+        for model, one in by_model.items():
+            family.add_metric((model,), getattr(one, attribute))
+        yield family
+    for name, text, label, attribute in (
+        ("requests_refused", "Requests refused at once, by error", "error", "refused"),
+        ("requests_failed", "Requests that failed, by error", "error", "failed"),
+        ("answers", "Answers that ended, by reason", "reason", "ended"),
+    ):
+        family = CounterMetricFamily(f"octavo_{name}", text, labels=("model", label))
+        for model, one in by_model.items():
+            for key, count in getattr(one, attribute).items():
+                family.add_metric((model, key), count)
+        yield family
+    usage = GaugeMetricFamily(
+        "octavo_cache_usage_ratio", "Share of a tier's budget in use", labels=("model", "tier")
+    )
+    gaps = HistogramMetricFamily(
+        "octavo_inter_token_seconds", "Between two tokens of an answer", labels=("model",)
+    )
+    for model, one in by_model.items():
+        for tier, share in one.usage.items():
+            usage.add_metric((model, tier), share)
+        bounds = [*map(str, GAP_BOUNDS_S), "+Inf"]
+        gaps.add_metric((model,), list(zip(bounds, accumulate(one.gaps), strict=True)), one.gap_s)
+    yield usage
+    yield gaps
