@@ -96,6 +96,7 @@ class Pool:
         mixed = 0
         for token_id in last.tolist():  # as in `_hashes`, which is slow for one
             mixed = (mixed + token_id) * _MIX & _64_BITS
+        mixed = (mixed ^ mixed >> 32) * _MIX & _64_BITS
         return int(self._places[mixed >> 64 - _POOL_BITS])
 
     def _enter(self, begin: int) -> None:
@@ -111,6 +112,8 @@ def _hashes(ids: Ids) -> npt.NDArray[np.uint64]:
     mixed = np.zeros(ids.size - POOL_MATCH + 1, np.uint64)
     for offset in range(POOL_MATCH):
         mixed = (mixed + wide[offset : offset + mixed.size]) * np.uint64(_MIX)
+    # Up to here it is linear, so that tokens at equal distances would meet in few places.
+    mixed = (mixed ^ mixed >> np.uint64(32)) * np.uint64(_MIX)
     return mixed >> np.uint64(64 - _POOL_BITS)
 
 
