@@ -42,11 +42,11 @@ def main() -> None:
         for kind, step in (("shared", 0), ("distinct", 1000)):
             engine.clear()
             prompts = questions(repeat, step)
-            generate(prompts[:1], 1)  # the system prompt of the first
-            generate(prompts, 1)
+            generate(prompts[:1], [1])  # the system prompt of the first
+            generate(prompts, [1] * len(prompts))
             used = engine.memory().kv_allocated_bytes
             read = runner.num_bytes_read
-            stamps = generate(prompts, arguments.tokens)
+            stamps = generate(prompts, [arguments.tokens] * len(prompts))
             begin, end = max(times[0] for times in stamps), max(times[-1] for times in stamps)
             speeds[kind].append(arguments.requests * (arguments.tokens - 1) / (end - begin))
             read = (runner.num_bytes_read - read) // arguments.tokens

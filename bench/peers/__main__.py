@@ -56,6 +56,7 @@ class _Sitting:
             asked.sequences,
             tokens=asked.tokens,
             again=asked.again,
+            mixed=[number for number in asked.mixed if number],
             vocab_size=asked.vocab_size,
         )
         for _ in range(asked.repeats):
@@ -112,6 +113,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prefill", type=_numbers, default=(512, 2048, 7900))
     parser.add_argument("--decode", type=_numbers, default=(0, 512, 2048, 8000))
     parser.add_argument("--sequences", type=_numbers, default=(1, 8, 16, 32))
+    parser.add_argument("--mixed", type=_numbers, default=(16, 32), help="requests of mixed lengths; 0: none")
     parser.add_argument("--again", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=64, help="tokens that a sequence decodes")
     parser.add_argument("--vocab-size", type=int, default=30_000, help="token ids are drawn below it")

@@ -105,7 +105,7 @@ class EngineProcess:
             self._signal(signal.SIGKILL)
         self._process.wait()
 
-    def generate(self, prompts: Sequence[list[int]], tokens: int) -> list[list[float]]:
+    def generate(self, prompts: Sequence[list[int]], tokens: Sequence[int]) -> list[list[float]]:
         """See `octavo.cli.bench_workloads.Generate`."""
         with self._exclusive.held():
             self._signal(signal.SIGCONT)
@@ -113,7 +113,9 @@ class EngineProcess:
                 for pid in self._pids():
                     self._exclusive.hurry(pid)
                 assert self._process.stdin is not None
-                self._process.stdin.write(json.dumps({"prompts": list(prompts), "tokens": tokens}) + "\n")
+                self._process.stdin.write(
+                    json.dumps({"prompts": list(prompts), "tokens": list(tokens)}) + "\n"
+                )
                 self._process.stdin.flush()
                 return self._heard()["stamps"]
             finally:

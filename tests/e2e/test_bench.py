@@ -25,6 +25,8 @@ SMALL = [
     "0",
     "--sequences",
     "2",
+    "--mixed",
+    "0",
     "--again",
     "40",
     "--tokens",
@@ -78,6 +80,8 @@ def test_bench_model_leaves_out_what_does_not_fit(tiny: Path, capsys: pytest.Cap
         "0,8000",
         "--sequences",
         "1",
+        "--mixed",
+        "2",
         "--tokens",
         "2",
         "--repeats",
@@ -89,6 +93,7 @@ def test_bench_model_leaves_out_what_does_not_fit(tiny: Path, capsys: pytest.Cap
     assert "7,900" not in printed
     assert "8,000" not in printed
     assert "again" not in printed
+    assert "mixed" not in printed
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,16 @@ numbers = iter(range(1 << 62))
 
 
 def generate(prompts, tokens):
-    config = genai.GenerationConfig()
-    config.max_new_tokens = tokens
-    config.ignore_eos = True
-    config.do_sample = False
+    configs = []
+    for number in tokens:
+        configs.append(genai.GenerationConfig())
+        configs[-1].max_new_tokens = number
+        configs[-1].ignore_eos = True
+        configs[-1].do_sample = False
     start = time.perf_counter()
     handles = [
         pipe.add_request(next(numbers), openvino.Tensor(np.array([prompt], dtype=np.int64)), config)
-        for prompt in prompts
+        for prompt, config in zip(prompts, configs, strict=True)
     ]
     stamps = [[] for _ in prompts]
     while pipe.has_non_finished_requests():
@@ -37,10 +39,8 @@ def generate(prompts, tokens):
         for handle, answer in zip(handles, stamps, strict=True):
             while handle.can_read():
                 answer += [now for made in handle.read().values() for _ in made.generated_ids]
-    if any(len(answer) != tokens for answer in stamps):
-        raise SystemExit(
-            f"OpenVINO made {[len(answer) for answer in stamps]} tokens instead of {tokens} each"
-        )
+    if [len(answer) for answer in stamps] != tokens:
+        raise SystemExit(f"OpenVINO made {[len(answer) for answer in stamps]} tokens instead of {tokens}")
     return stamps
 
 

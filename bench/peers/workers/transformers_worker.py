@@ -14,7 +14,7 @@ model = transformers.AutoModelForCausalLM.from_pretrained(chosen["model"], dtype
 
 @torch.inference_mode()
 def generate(prompts, tokens):
-    (prompt,) = prompts
+    (prompt,), (tokens,) = prompts, tokens
     cache = transformers.DynamicCache(config=model.config)
     ids = torch.tensor([prompt])
     stamps = []

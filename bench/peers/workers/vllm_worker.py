@@ -24,10 +24,10 @@ def main():
     numbers = iter(range(1 << 62))
 
     def generate(prompts, tokens):
-        params = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
         stamps = {}
-        for prompt in prompts:
+        for prompt, number in zip(prompts, tokens, strict=True):
+            params = vllm.SamplingParams(temperature=0, max_tokens=number, ignore_eos=True, detokenize=False)
             name = str(next(numbers))
             stamps[name] = []
             engine.add_request(name, {"prompt_token_ids": prompt}, params)

@@ -22,9 +22,11 @@ def generator(engine: TokenEngine) -> Generate:
     a core that computes.
     """
 
-    def generate(prompts: Sequence[list[int]], num_tokens: int) -> Stamps:
-        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-        requests = [Request(f"bench-{i}", tuple(ids), params) for i, ids in enumerate(prompts)]
+    def generate(prompts: Sequence[list[int]], num_tokens: Sequence[int]) -> Stamps:
+        requests = [
+            Request(f"bench-{i}", tuple(ids), SamplingParams(max_tokens=count, ignore_eos=True))
+            for i, (ids, count) in enumerate(zip(prompts, num_tokens, strict=True))
+        ]
         return engine._ask(lambda: _drive(engine._core, requests))
 
     return generate

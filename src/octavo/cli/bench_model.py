@@ -31,6 +31,10 @@ def model(
     sequences: Annotated[
         str, typer.Option(metavar="NUMBERS", help="How many sequences decode at once, 128 tokens in.")
     ] = "1,8,16,32",
+    mixed: Annotated[
+        str,
+        typer.Option(metavar="NUMBERS", help="How many requests of mixed lengths come at once; none with 0."),
+    ] = "16,32",
     again: Annotated[
         int, typer.Option(metavar="TOKENS", help="Length of the prompt that is asked twice; 0 leaves it out.")
     ] = 2048,
@@ -38,14 +42,15 @@ def model(
     repeats: Annotated[int, typer.Option(metavar="N", help="Measured rounds.", min=1)] = 5,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """Measure prefill, decoding, batches, a repeated prompt and the start of a process.
+    """Measure prefill, decoding, batches, mixed requests, a repeated prompt and the start of a process.
 
     Prompts are random tokens and answers are greedy. A prompt that is to be computed is new in every round; one
     whose computing is not measured is reused. What does not fit the context window is left out.
     """
     lengths = [number for number in numbers("--prefill", prefill) if number]
     contexts, counts = numbers("--decode", decode), numbers("--sequences", sequences)
-    if not lengths or min((*lengths, *contexts, *counts, again)) < 0 or 0 in counts:
+    requests = [number for number in numbers("--mixed", mixed) if number]
+    if not lengths or min((*lengths, *contexts, *counts, *requests, again)) < 0 or 0 in counts:
         raise InvalidRequest("--prefill and --sequences take numbers from 1, --decode and --again from 0.")
     if engine.kv_disk is None:  # or else what an earlier run has computed would be found
         engine = replace(engine, kv_disk="0")
@@ -57,11 +62,11 @@ def model(
     catalog.resolve(name)  # a mistake is told before torch is imported
     from octavo.cli.bench_engine import first_token_of_a_process, generator
     from octavo.cli.bench_machine import machine
-    from octavo.cli.bench_workloads import BATCH_CONTEXT, take_turns, workloads
+    from octavo.cli.bench_workloads import BATCH_CONTEXT, MIXED_ANSWER, MIXED_PROMPT, take_turns, workloads
     from octavo.engine.engine import TokenEngine
 
     start = first_token_of_a_process(name, _arguments(engine), repeats)
-    with TokenEngine(name, max_running=max(16, *counts), **settings) as llm:
+    with TokenEngine(name, max_running=max(16, *counts, *requests), **settings) as llm:
         room = llm.context - tokens - 1
         if room < BATCH_CONTEXT:
             raise InvalidRequest(
@@ -75,6 +80,7 @@ def model(
             tokens=tokens,
             vocab_size=len(llm.tokenizer),
             again=again if again <= room else 0,
+            mixed=requests if sum(MIXED_PROMPT[1:] + MIXED_ANSWER[1:]) <= llm.context else [],
         )
         figures = take_turns({name: generator(llm)}, works, repeats, terminal.remark)[name]
     figures = [*figures, start]

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 Stamps = list[list[float]]
 """For each prompt the seconds after the start at which its tokens came."""
 
-Generate = Callable[[Sequence[list[int]], int], Stamps]
-"""Answers prompts, all at once: (prompts, tokens of each answer), greedy and past the model's end tokens."""
+Generate = Callable[[Sequence[list[int]], Sequence[int]], Stamps]
+"""Answers prompts, all at once: (prompts, tokens of each one's answer), greedy and past the model's end tokens."""
 
 UNSTEADY = 0.1
 """A spread above which a figure is measured more often."""
 
 BATCH_CONTEXT = 128
 AGAIN_TOKENS = 2048
+MIXED_PROMPT = (30, 1500)
+MIXED_ANSWER = (20, 200)
 _LOWEST_ID, _HIGHEST_ID = 100, 30_000  # special tokens are at the ends of a vocabulary
 
 
@@ -81,14 +83,17 @@ def workloads(
     tokens: int,
     vocab_size: int = _HIGHEST_ID,
     again: int = AGAIN_TOKENS,
+    mixed: Iterable[int] = (),
 ) -> list[Workload]:
     """The figures of an engine: prefill of these lengths, decoding at these contexts and with that many sequences
-    at once, `tokens` a sequence, and the first token of a prompt that was answered just before."""
+    at once, `tokens` a sequence, that many requests of mixed lengths, and the first token of a prompt that was
+    answered just before."""
     prompts = _Prompts(min(vocab_size, _HIGHEST_ID))
     lengths = sorted(prefill)
     found = [_prefill(prompts, length, warms_up=length == lengths[0]) for length in lengths]
     found += [_decode(prompts, context, tokens) for context in decode]
     found += [_batch(prompts, number, tokens) for number in sequences]
+    found += [_mixed(prompts, number) for number in mixed]
     if again:
         found.append(_again(prompts, again))
     return found
@@ -149,7 +154,7 @@ class _Prompts:
 
 def _prefill(prompts: _Prompts, length: int, *, warms_up: bool) -> Workload:
     def measure(generate: Generate, number: int) -> float:
-        ((first, *_),) = generate([prompts(length, "prefill", number)], 1)
+        ((first, *_),) = generate([prompts(length, "prefill", number)], [1])
         return length / first
 
     return Workload(f"prefill {length:,}", "tok/s", measure, warms_up)
@@ -157,7 +162,7 @@ def _prefill(prompts: _Prompts, length: int, *, warms_up: bool) -> Workload:
 
 def _decode(prompts: _Prompts, context: int, tokens: int) -> Workload:
     def measure(generate: Generate, _: int) -> float:
-        (stamps,) = generate([prompts(max(1, context), "decode")], tokens + 1)
+        (stamps,) = generate([prompts(max(1, context), "decode")], [tokens + 1])
         return tokens / (stamps[-1] - stamps[0])
 
     return Workload(f"decode at {context:,}", "tok/s", measure)
@@ -167,7 +172,7 @@ def _batch(prompts: _Prompts, number_of_sequences: int, tokens: int) -> Workload
     batch = [prompts(BATCH_CONTEXT, "batch", index) for index in range(number_of_sequences)]
 
     def measure(generate: Generate, _: int) -> float:
-        stamps = generate(batch, tokens + 1)
+        stamps = generate(batch, [tokens + 1] * number_of_sequences)
         # While all of them decode: from the first token of the last one to the end of the first one.
         begin, end = max(answer[0] for answer in stamps), min(answer[-1] for answer in stamps)
         return sum(begin < stamp <= end for answer in stamps for stamp in answer) / (end - begin)
@@ -175,10 +180,25 @@ def _batch(prompts: _Prompts, number_of_sequences: int, tokens: int) -> Workload
     return Workload(f"{number_of_sequences} sequences at {BATCH_CONTEXT}", "tok/s", measure)
 
 
+def _mixed(prompts: _Prompts, number_of_requests: int) -> Workload:
+    """Tokens of all answers a second, from the moment when all requests come to the end of the last."""
+
+    def measure(generate: Generate, number: int) -> float:
+        rng = random.Random(f"mixed {number_of_requests} {number}")
+        lengths = [
+            (rng.randint(*MIXED_PROMPT), rng.randint(*MIXED_ANSWER)) for _ in range(number_of_requests)
+        ]
+        batch = [prompts(length, "mixed", number, index) for index, (length, _) in enumerate(lengths)]
+        answers = [length for _, length in lengths]
+        return sum(answers) / max(stamps[-1] for stamps in generate(batch, answers))
+
+    return Workload(f"{number_of_requests} mixed requests", "tok/s", measure)
+
+
 def _again(prompts: _Prompts, length: int) -> Workload:
     def measure(generate: Generate, _: int) -> float:
         prompt = prompts(length, "again")
-        generate([prompt], 1)
-        return generate([prompt], 1)[0][0] * 1e3
+        generate([prompt], [1])
+        return generate([prompt], [1])[0][0] * 1e3
 
     return Workload(f"{length:,} tokens again, first token", "ms", measure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from octavo.cli.bench_workloads import UNSTEADY, Figure, take_turns, workloads
@@ -11,13 +13,15 @@ class Engine:
     """Computes 100 prompt tokens a second and then a token a second; remembers what it was asked."""
 
     def __init__(self, lead: float = 0.0) -> None:
-        self.asked: list[tuple[list[list[int]], int]] = []
+        self.asked: list[tuple[list[list[int]], list[int]]] = []
         self._lead = lead
 
-    def __call__(self, prompts: list[list[int]], tokens: int) -> list[list[float]]:
+    def __call__(self, prompts: list[list[int]], tokens: list[int]) -> list[list[float]]:
         self.asked.append((prompts, tokens))
         firsts = [len(prompt) / 100 + index * self._lead for index, prompt in enumerate(prompts)]
-        return [[first + token for token in range(tokens)] for first in firsts]
+        return [
+            [first + token for token in range(number)] for first, number in zip(firsts, tokens, strict=True)
+        ]
 
 
 def figures(engine: Engine, **settings: object) -> dict[str, Figure]:
@@ -43,6 +47,21 @@ def test_a_batch_counts_only_while_all_of_it_decodes() -> None:
     # The third sequence starts 1.5 s after the first: of 5 tokens each, [1.5, 4] s is common to all.
     rate = figures(Engine(lead=0.75), sequences=(3,))["3 sequences at 128"].median
     assert rate == pytest.approx((3 + 3 + 2) / 2.5)
+
+
+def test_mixed_requests_count_all_tokens_until_the_last_has_come() -> None:
+    engine = Engine()
+    rate = figures(engine, mixed=(8,))["8 mixed requests"].median
+    rounds = [(prompts, tokens) for prompts, tokens in engine.asked if len(prompts) == 8]
+    assert len({tuple(tokens) for _, tokens in rounds}) == len(rounds) >= 3
+    ends = [
+        max(len(prompt) / 100 + number - 1 for prompt, number in zip(prompts, tokens, strict=True))
+        for prompts, tokens in rounds
+    ]
+    rates = [sum(tokens) / end for (_, tokens), end in zip(rounds[1:], ends[1:], strict=True)]
+    assert rate == pytest.approx(statistics.median(rates))
+    assert all(30 <= len(prompt) <= 1500 for prompts, _ in rounds for prompt in prompts)
+    assert all(20 <= number <= 200 for _, tokens in rounds for number in tokens)
 
 
 def test_computed_prompts_are_new_each_round_and_reused_ones_are_not() -> None:
@@ -91,7 +110,7 @@ def test_after_each_round_there_is_what_was_measured_so_far() -> None:
 
 def test_an_unsteady_figure_is_measured_twice_as_often() -> None:
     class Unsteady(Engine):
-        def __call__(self, prompts: list[list[int]], tokens: int) -> list[list[float]]:
+        def __call__(self, prompts: list[list[int]], tokens: list[int]) -> list[list[float]]:
             super().__call__(prompts, tokens)
             return [[1.0 if len(self.asked) % 2 else 2.0]]
 
