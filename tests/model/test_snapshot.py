@@ -208,6 +208,7 @@ def test_a_request_that_is_aborted_or_refused_does_not_run_on(engine) -> None:
     engine.generate(prompt(3), max_tokens=1)
     with pytest.raises(InvalidRequest):
         engine.generate([9999], max_tokens=1)
+    assert [one.num_turns for one in engine.snapshot().conversations if one.name == "c2"] == [1]
     assert [one.num_running for one in engine.snapshot().conversations] == [0] * len(
         engine.snapshot().conversations
     )

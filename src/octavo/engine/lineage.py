@@ -112,9 +112,9 @@ class Lineages:
         lineage.block_hashes.update(block_hashes)
 
     def end(self, lineage: Lineage, reply: Reply | None) -> None:
-        """A request of it was answered; without a reply it failed, and leaves no turn."""
+        """A request of it has ended. It leaves no turn if it failed, or was given up before its prompt was read."""
         lineage.num_running -= 1
-        if reply is not None:
+        if reply is not None and reply.usage.cached_tokens + reply.usage.computed_tokens:
             usage = reply.usage
             lineage.num_turns += 1
             lineage.turns.append(

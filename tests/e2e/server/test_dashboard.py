@@ -268,6 +268,27 @@ def test_pages_load_nothing_from_elsewhere(browser: Browser, shown: Served) -> N
         tab.context.close()
 
 
+def test_a_model_that_is_unloaded_leaves_the_page_and_comes_back(browser: Browser, tiny: str) -> None:
+    with served("--keep-alive", "3", model=tiny) as server:
+        tab = Tab(browser, server.url)
+        board = tab.open("/")
+        expect(board.locator("#model-name")).to_have_text("tiny")
+        chat = tab.context.new_page()
+        chat.goto("/chat")
+        expect(chat.locator("#status")).to_have_text("Live")
+        chat.get_by_text("Settings").click()
+        chat.get_by_label("Tokens at most").fill("40")
+        for number in (1, 2):
+            say(chat, "hello")
+            expect(board.locator("#events li", has_text="was answered")).to_have_count(number)
+            expect(board.locator("#model-name")).to_have_text("no model is loaded")
+        expect(board.locator("#map .cell")).to_have_count(0)
+        with server.http() as http:
+            assert http.delete("/dashboard/cache").status_code == 409
+        tab.check()
+        tab.context.close()
+
+
 def test_the_page_asks_for_the_key_and_shows_what_is_of_it(browser: Browser, locked: Served) -> None:
     ask(locked, ["one"], "key-of-ada", max_tokens=60)
     tab = Tab(browser, locked.url)

@@ -14,6 +14,7 @@ from octavo.server.dashboard.feed import Feed
 from octavo.server.http import JsonReply, event_stream, sse_json, visit_of
 from octavo.server.models import Models
 from octavo.server.openai.routes import REFUSALS
+from octavo.server.openai.schema import ErrorBody
 from octavo.server.problems import Problem, openai_error
 from octavo.server.schema import Schema
 from octavo.server.tenants import METRICS
@@ -37,7 +38,8 @@ class Given(Schema):
 
 def dashboard_routes(models: Models, feed: Feed) -> APIRouter:
     """The paths, showing and changing these models."""
-    router = APIRouter(tags=["dashboard"], responses=REFUSALS)
+    not_loaded = {"model": ErrorBody, "description": "The model is not loaded, so it has nothing in memory."}
+    router = APIRouter(tags=["dashboard"], responses={**REFUSALS, 409: not_loaded})
 
     @router.get("/", include_in_schema=False)
     async def dashboard() -> Response:

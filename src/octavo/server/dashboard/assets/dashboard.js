@@ -44,7 +44,10 @@ at("model").addEventListener("change", (event) => {
 
 function show(changes) {
   const seen = state.models[chosen];
-  if (!seen) return;
+  if (!seen) {
+    showNothing();
+    return;
+  }
   const news = changes === null || changes.who ? seen : changes.models?.[chosen];
   if (!news) return;
   tellEvents(seen);
@@ -65,6 +68,18 @@ function show(changes) {
     at("conversations-empty").hidden = Object.keys(seen.conversations).length > 0;
   }
   before = { counts: { ...seen.counts }, turns: turnsOf(seen), cells: seen.cells.rows.length };
+}
+
+/** No model is loaded: it was idle for long, or there was no room beside another. */
+function showNothing() {
+  at("model-name").textContent = "no model is loaded";
+  blocks.empty();
+  conversations.show({}, false);
+  for (const id of ["memory-bar", "memory-legend", "figures"]) at(id).replaceChildren();
+  at("memory-sum").textContent = at("blocks-sum").textContent = "";
+  at("map-empty").hidden = at("conversations-empty").hidden = false;
+  at("clear").disabled = true;
+  before = { counts: { evicted_blocks: 0, restored_blocks: 0 }, turns: {}, cells: 0 }; // what it begins with again
 }
 
 // Memory

@@ -48,6 +48,13 @@ export class BlockMap {
     else if (this.active) this.activate(this.active);
   }
 
+  /** Draws nothing. */
+  empty() {
+    this.activate(null);
+    this.rows = [];
+    this.element.replaceChildren();
+  }
+
   /** Makes the blocks of one conversation stand out. */
   pick(name) {
     this.picked = name;
