@@ -234,6 +234,9 @@ def test_an_answer_can_be_stopped(tab: Tab, shown: Served) -> None:
     expect(page.locator(".answer .text")).not_to_be_empty()
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".notice")).to_have_text("You stopped this answer.")
+    board = tab.context.new_page()
+    board.goto("/")
+    expect(board.locator("#figures div", has_text="Answering").locator("dd > span")).to_have_text("0")
     assert state(shown)["counts"]["running"] == 0
 
 
