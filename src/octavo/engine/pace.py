@@ -1,9 +1,12 @@
 """How much of a prompt a step may read beside answers that are being written, measured while it runs.
 
 Who writes waits for the whole step. So beside decodes, a step reads as many prompt tokens as make it take about
-`STRETCH` times as long as the decodes alone. Both times are measured: that of steps that only decode, and what a
-prompt token has added to the others, lately, because it grows with the position. A few tokens on both sides of a
-block's end cost twice as much as within it, because the earlier blocks are unpacked for each, so pieces end there.
+`STRETCH` times as long as the decodes alone, when one prompt is read. With several, what is added grows with the
+square of their number: each waits for those before it as well, and small pieces would cost all of them.
+
+Both times are measured: that of steps that only decode, and what a prompt token has added to the others, lately,
+because it grows with the position. A few tokens on both sides of a block's end cost twice as much as within it,
+because the earlier blocks are unpacked for each, so pieces end there.
 """
 
 from __future__ import annotations
@@ -34,8 +37,11 @@ class Pace:
         self._token_s: float | None = None
         self._num_mixed = 0
 
-    def allowed(self, num_decodes: int) -> int:
-        """Prompt tokens that the next step may read; 0 where it should show how long decoding alone takes."""
+    def allowed(self, num_decodes: int, num_prompts: int) -> int:
+        """Prompt tokens that the next step may read; 0 where it should show how long decoding alone takes.
+
+        `num_prompts` are being read or can be taken in.
+        """
         room = self._max_tokens - num_decodes
         if not num_decodes or room <= 0:
             return max(0, room)
@@ -43,7 +49,7 @@ class Pace:
             return 0
         if self._token_s is None:
             return min(_FIRST, room)
-        wanted = int((STRETCH - 1) * self._decoding_s() / self._token_s)
+        wanted = int(num_prompts**2 * (STRETCH - 1) * self._decoding_s() / self._token_s)
         if wanted >= BLOCK_SIZE:
             wanted -= wanted % BLOCK_SIZE
         else:  # equal parts of a block

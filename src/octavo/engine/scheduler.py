@@ -95,7 +95,9 @@ class Scheduler:
         self._make_way()
         num_decodes = sum(sequence.num_remaining_tokens == 1 for sequence in self._active)
         self._is_paced = num_decodes > 0
-        scheduled = self._go_on(self._pace.allowed(num_decodes))
+        num_prompts = len(self._active) - num_decodes
+        num_prompts += min(len(self.waiting), max(0, self._max_running - self._places))
+        scheduled = self._go_on(self._pace.allowed(num_decodes, num_prompts))
         while not scheduled:
             before = list(self.running)
             scheduled = self._go_on(self._max_step_tokens)
