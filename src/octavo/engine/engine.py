@@ -185,6 +185,34 @@ class TokenEngine:
                 return event.reply
         raise EngineStopped("The engine ended the request without a reply.")
 
+    def prefetch(self, prompt: str | Sequence[int], *, cache_namespace: str = "") -> Future[Reply]:
+        """Has a prompt read ahead of the request that will need it, and returns at once.
+
+        What is on disk of it comes to memory, and what is not known is computed: as when an agent's tool has returned
+        and the rest of the prompt is still being written. It is part of what a request with `max_tokens=1` does, whose
+        reply the future gives; nobody has to wait for it.
+
+        Raises:
+            EngineStopped: the engine was closed.
+        """
+        future: Future[Reply] = Future()
+
+        def sink(event: Event) -> None:
+            if isinstance(event, Failure):
+                future.set_exception(event.error)
+            elif isinstance(event, Delta) and event.reply is not None:
+                future.set_result(event.reply)
+
+        def refused(accepted: Future[None]) -> None:
+            error = accepted.exception()
+            if error is not None:
+                self._sinks.pop(request.request_id, None)
+                future.set_exception(error)
+
+        request = self._request(prompt, None, {"cache_namespace": cache_namespace, "max_tokens": 1})
+        self._submit(request, sink).add_done_callback(refused)
+        return future
+
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream then yields a last delta with finish reason `abort`."""
         self._thread.post(lambda: self._dispatch(self._core.abort(request_id)))

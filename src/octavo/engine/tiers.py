@@ -93,6 +93,7 @@ class Tiers:
     def evicted(self, block_id: int) -> None:
         """A block's room is about to be taken: last chance to demote it."""
         if block_id in self._unsaved:
+            self._wait_for_room()
             self._save(block_id)
 
     def finished(self, table: BlockTable, ttl_s: float | None = None) -> None:
@@ -137,6 +138,12 @@ class Tiers:
         """These blocks are forgotten: if they were to be saved, they are not."""
         for block_id in block_ids:
             self._unsaved.pop(block_id, None)
+
+    def _wait_for_room(self) -> None:
+        """A queue that is full is waited for, as long as computing a block anew would take."""
+        until_s = time.perf_counter() + BLOCK_SIZE * (self._compute_s.value or 0.0)
+        while not self.tier.has_room() and time.perf_counter() < until_s and self.tier.report().state == "on":
+            time.sleep(0.0005)
 
     def _save(self, block_id: int) -> None:
         expires_s = self._unsaved.pop(block_id)
@@ -220,19 +227,20 @@ class Tiers:
         return self._num_shunned % _RETRY != 0
 
     def _deliver(self, load: Load, batch: list[tuple[Name, Payload]], last: bool) -> None:
-        self._post(lambda: self._arrived(load, batch, last))
+        # On the reader's thread: that the engine is busy when it comes is not the tier's fault.
+        read_s = time.perf_counter()
+        self._post(lambda: self._arrived(load, batch, last, read_s))
 
-    def _arrived(self, load: Load, batch: list[tuple[Name, Payload]], last: bool) -> None:
+    def _arrived(self, load: Load, batch: list[tuple[Name, Payload]], last: bool, read_s: float) -> None:
         found = next((item for item in self._loading.items() if item[1].load is load), None)
         if found is None:
             return
         sequence, waiting = found
         table = sequence.table
         assert table is not None
-        now = time.perf_counter()
         if batch:
-            self._load_s.add((now - waiting.since_s) / len(batch))
-            waiting.since_s = now
+            self._load_s.add((read_s - waiting.since_s) / len(batch))
+            waiting.since_s = read_s
         fits = all(self._take(table, name, payload, sequence) for name, payload in batch)
         if last or not fits:
             self._end(sequence, waiting)
