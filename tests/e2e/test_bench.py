@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -247,3 +249,22 @@ def test_an_engine_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "deaf_worker.py").write_text("import time; time.sleep(60)")
     with pytest.raises(engines.EngineDied, match=r"deaf has said nothing for 1 s; see .*deaf\.log"):
         engines.EngineProcess("deaf", {"kind": "deaf"}, tmp_path / "deaf.log", engines.Exclusive(), 1.0)
+
+
+def test_agents(tiny: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "bench/agents.py",
+        str(tiny),
+        "--agents",
+        "2",
+        "--steps",
+        "3",
+        "--scale",
+        "0.0001",
+    ]
+    environment = {**os.environ, "OCTAVO_CACHE": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"by value, disk  computed +[\d,]+ for", done.stdout)
+    assert re.search(r"LRU, no disk    computed +[\d,]+ for", done.stdout)

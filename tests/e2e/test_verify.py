@@ -42,3 +42,23 @@ def test_the_text_of_the_package_is_enough_for_batches_of_the_longest_context() 
     text = default_text()
     assert len(text.encode()) <= 200_000
     assert len(load_model("smollm2", dtype="bf16").tokenizer.encode(text)) >= 4 * 8192
+
+
+@pytest.mark.bundled
+def test_reuse_behind_an_edit_saves_most_and_loses_little() -> None:
+    command = [sys.executable, "-m", "octavo.cli.main", "verify", "smollm2", "--edits", "--weights", "auto"]
+    command += ["--contexts", "1200", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stderr) == (0, "")
+    scores = json.loads(result.stdout)["edits"]
+    assert [(s["share"], s["recompute"]) for s in scores[:4]] == [
+        (0.25, None),
+        (0.25, 32),
+        (0.25, 64),
+        (0.25, 256),
+    ]
+    exact, little = scores[0], scores[1]
+    assert exact["mean_kld"] == 0
+    assert little["computed_tokens"] < exact["computed_tokens"] / 4
+    assert 0 < little["mean_kld"] < 0.05
+    assert little["same_top"] > 0.8

@@ -21,6 +21,7 @@ _REMOVED, _INSERTED = 12, 20
 """Tokens that an edit takes out, and puts in."""
 _NUM_ROWS = 64
 """Tokens behind the prompt whose predictions are compared."""
+_MIN_TOKENS = 512
 _STEP = 512
 _NAMESPACE = b"edits"
 
@@ -113,10 +114,15 @@ def verify_edits(
     """
     num_tokens = min(num_tokens, loaded.context_length - _NUM_ROWS - _INSERTED)
     ids = loaded.tokenizer.encode(text)
-    if len(ids) < num_tokens + _NUM_ROWS + _INSERTED or num_tokens < 512:
+    needed = num_tokens + _NUM_ROWS + _INSERTED
+    if num_tokens < _MIN_TOKENS:
         raise InvalidRequest(
-            f"The text has {len(ids):,} tokens, and {num_tokens + _NUM_ROWS + _INSERTED:,} are needed, with at least "
-            "512 for the prompt. Give a longer text, or another --contexts."
+            f"A prompt of {num_tokens:,} tokens is too short to be edited: {_MIN_TOKENS} are needed at least. Give longer "
+            "--contexts, to a model whose window has them."
+        )
+    if len(ids) < needed:
+        raise InvalidRequest(
+            f"The text has {len(ids):,} tokens, and {needed:,} are needed. Give a longer text, or shorter --contexts."
         )
     prompt, behind = ids[:num_tokens], ids[num_tokens : num_tokens + _NUM_ROWS]
     other = ids[num_tokens + _NUM_ROWS :][:_INSERTED]
