@@ -160,5 +160,9 @@ def test_verify_compares_both_ways() -> None:
         assert exact.computed_tokens >= much.computed_tokens >= little.computed_tokens
         assert little.mean_kld >= 0
     assert scores[1].computed_tokens < scores[0].computed_tokens / 4
+    other = tiny_loaded("llama", max_position_embeddings=1024)
+    with pytest.raises(InvalidRequest, match="too short to be edited"):
+        verify_edits(other, text)
+    other.context_length = 1024
     with pytest.raises(InvalidRequest, match="longer text"):
-        verify_edits(tiny_loaded("llama", max_position_embeddings=1024), "short")
+        verify_edits(other, "short")

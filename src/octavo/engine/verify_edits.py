@@ -117,8 +117,8 @@ def verify_edits(
     needed = num_tokens + _NUM_ROWS + _INSERTED
     if num_tokens < _MIN_TOKENS:
         raise InvalidRequest(
-            f"A prompt of {num_tokens:,} tokens is too short to be edited: {_MIN_TOKENS} are needed at least. Give longer "
-            "--contexts, to a model whose window has them."
+            f"A prompt of {num_tokens:,} tokens is too short to be edited: {_MIN_TOKENS} are needed at least. Give "
+            "longer --contexts, to a model whose window has them."
         )
     if len(ids) < needed:
         raise InvalidRequest(
