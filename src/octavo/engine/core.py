@@ -6,31 +6,23 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 
 import torch
 
 from octavo.config import EngineConfig
 from octavo.engine.admission import check_request
-from octavo.engine.beams import BeamSearches, ranked
+from octavo.engine.answers import Answers
 from octavo.engine.cache import EngineCache
 from octavo.engine.counters import Counters
-from octavo.engine.detokenizer import Detokenizer
 from octavo.engine.edits import Edits
 from octavo.engine.journal import Journal
 from octavo.engine.messages import (
-    Choice,
-    Delta,
     Event,
-    Failure,
-    FinishReason,
     MemoryReport,
-    Progress,
-    Reply,
     Request,
 )
 from octavo.engine.onlooker import Onlooker
-from octavo.engine.sampler import Sample, TokenSampler, draw_seed
+from octavo.engine.sampler import draw_seed
 from octavo.engine.scheduler import Scheduled, Scheduler
 from octavo.engine.sequence import RequestState, Sequence
 from octavo.engine.speculation import Speculator
@@ -70,8 +62,6 @@ class EngineCore:
         progress: LoadProgress | None = None,
     ) -> None:
         self._config = config
-        self._tokenizer = loaded.tokenizer
-        self._eos = loaded.eos_token_ids
         prepared = prepare_model(
             loaded,
             kv_format=config.kv_format,
@@ -96,22 +86,24 @@ class EngineCore:
         self._speculator = Speculator(self.context, loaded.eos_token_ids)
         self.onlooker = Onlooker(self._cache, self._scheduler, loaded.name, self.context)
         self._only_waits = False  # for the tier: nothing can be computed until something arrives
-        self._sequences: dict[str, list[Sequence]] = {}
-        self._deadlines: dict[str, float] = {}  # of requests that have one
         self._counters = Counters()
-        self._now_s = 0.0  # when the step under way was computed
-        self._searches = BeamSearches(
-            self._cache.manager,
-            self._scheduler,
-            self._sequences,
-            self._settle,
-            eos_token_ids=loaded.eos_token_ids,
-            context=self.context,
-        )
         if prepared.probe is not None:
             self._cache.check_probe(prepared.probe, prepared.model.config.model_type)
         self.journal = Journal(loaded.name, self._cache.manager, loaded.tokenizer.decode)
         self._exactness = check_exactness(prepared, max_rows=config.max_step_tokens, progress=progress)
+        self._answers = Answers(
+            loaded,
+            self._cache,
+            self._scheduler,
+            self._speculator,
+            self.onlooker,
+            self.journal,
+            self._counters,
+            self._exactness,
+            context=self.context,
+            vocab_size=self.vocab_size,
+        )
+        self._sequences, self._deadlines = self._answers.sequences, self._answers.deadlines
         if not self._exactness.exact:
             _log.warning("%s", self._exactness.reason)
 
@@ -179,7 +171,7 @@ class EngineCore:
         namespace = self._cache.admit(request)
         seed = draw_seed() if request.params.seed is None else request.params.seed
         state = RequestState(request, namespace, seed)
-        sequence = self._sequence(state, 0)
+        sequence = self._answers.sequence_of(state, 0)
         if request.cache and not request.ephemeral:
             lineages = self.onlooker.lineages
             state.lineage = lineages.begin(namespace, request.cache_namespace, request.token_ids)
@@ -190,21 +182,7 @@ class EngineCore:
 
     def abort(self, request_id: str) -> list[Event]:
         """Ends a request now; what it computed stays reusable. Unknown and finished requests are ignored."""
-        return self._end(request_id, "abort")
-
-    def _end(self, request_id: str, reason: FinishReason) -> list[Event]:
-        events: list[Event] = []
-        sequences = self._sequences.get(request_id, [])
-        if sequences and sequences[0].state.request.params.beams > 1:
-            self._searches.stop(sequences[0], reason)
-            return self._end_search(sequences[0].state)
-        for sequence in list(sequences):
-            if sequence.awaits_forks:  # its other answers have not begun
-                for index in range(1, sequence.state.request.params.width):
-                    fork = self._sequence(sequence.state, index)
-                    events += self._finish(fork, reason, "")
-            events += self._finish(sequence, reason, sequence.detokenizer.finish())
-        return events
+        return self._answers.end(request_id, "abort")
 
     def _end_late(self) -> list[Event]:
         """Ends the requests whose time is over."""
@@ -213,7 +191,7 @@ class EngineCore:
         for request_id in [id_ for id_, deadline in self._deadlines.items() if deadline <= now]:
             state = self._sequences[request_id][0].state
             state.notes.append(f"The answer ends here: its time of {state.request.timeout_s:g} s is over.")
-            events += self._end(request_id, "timeout")
+            events += self._answers.end(request_id, "timeout")
         return events
 
     @torch.inference_mode()
@@ -230,16 +208,16 @@ class EngineCore:
         except Exception as error:
             self._counters.num_failed_steps += 1
             return events + self._failed(scheduled, error)
-        self._now_s = time.perf_counter()
-        self._counters.stepped(scheduled, self._now_s - started_s)
+        self._answers.now_s = time.perf_counter()
+        self._counters.stepped(scheduled, self._answers.now_s - started_s)
         decodes = all(item.sequence.state.first_token_s is not None for item in scheduled)
         for item, part in zip(scheduled, rows, strict=True):
             if item.sequence.table is not item.chunk.table:
                 continue  # its request has failed with another of its answers
             if item.chunk.num_drafted and part is not None:
-                events += self._verify(item, part)
+                events += self._answers.verify(item, part)
             else:
-                events += self._advance(item, None if part is None else part[0])
+                events += self._answers.advance(item, None if part is None else part[0])
         num_computed = sum(len(item.chunk.token_ids) for item in scheduled)
         seconds = time.perf_counter() - started_s
         num_decodes = self._scheduler.computed(scheduled, seconds)
@@ -255,7 +233,7 @@ class EngineCore:
     def _failed(self, scheduled: SequenceOf[Scheduled], error: Exception) -> list[Event]:
         """A step is all or nothing. Of several sequences each is tried alone, so that the guilty one fails alone."""
         if len(scheduled) == 1:
-            return self._fail(scheduled[0].sequence.state.request.request_id, error)
+            return self._answers.fail(scheduled[0].sequence.state.request.request_id, error)
         _log.warning("A step of %d answers failed and they are tried one by one: %r", len(scheduled), error)
         self._scheduler.suspect(scheduled)
         return []
@@ -301,61 +279,6 @@ class EngineCore:
         """Raises when the cache's bookkeeping contradicts itself."""
         self._cache.manager.check_integrity()
 
-    def _sequence(self, state: RequestState, index: int) -> Sequence:
-        params = state.request.params
-        if state.is_ranked and params.logprobs is None:
-            params = replace(params, logprobs=0)
-        return Sequence(
-            state=state,
-            index=index,
-            token_ids=list(state.request.token_ids),
-            sampler=TokenSampler(
-                params,
-                seed=state.seed,
-                sample_index=index,
-                prompt_token_ids=state.request.token_ids,
-                vocab_size=self.vocab_size,
-                constraint=None if state.request.constraint is None else state.request.constraint.copy(),
-            ),
-            detokenizer=Detokenizer(self._tokenizer, params.stop, shown=state.request.shown_specials),
-        )
-
-    def _advance(self, item: Scheduled, logits: torch.Tensor | None) -> list[Event]:
-        """Takes a computed chunk into the cache, and samples when its sequence has nothing left to compute."""
-        sequence, state = item.sequence, item.sequence.state
-        table, count = item.chunk.table, len(item.chunk.token_ids)
-        first_block = table.num_tokens // BLOCK_SIZE
-        self._cache.manager.commit(table, item.chunk.token_ids)
-        if state.request.disk:
-            self._cache.tiers.committed(table, first_block, state.request.retention.ttl_s)
-        caches = state.request.cache
-        if not caches or state.first_token_s is None:
-            state.num_computed_tokens += count
-        if logits is None:
-            if state.first_token_s is None:
-                return [Progress(state.request.request_id, table.num_tokens, state.num_prompt_tokens)]
-            return []
-        self._scheduler.clear_suspicion(sequence)
-        if caches and table.num_tokens == state.num_prompt_tokens:
-            self._cache.manager.keep_tail(table)
-        if state.first_token_s is None:
-            state.first_token_s = time.perf_counter()
-        if state.request.params.beams > 1:
-            try:
-                return self._end_search(state) if self._searches.advance(sequence, logits) else []
-            except Exception as error:  # of this request alone, as below
-                return self._fail(state.request.request_id, error)
-        sequences = [sequence, *(self._fork(sequence) if sequence.awaits_forks else ())]
-        events: list[Event] = []
-        for answer in sequences:
-            try:
-                events += self._append(answer, answer.sampler.sample(logits, len(answer.token_ids)))
-            except Exception as error:  # of this request alone: its grammar, its text, its numbers
-                return events + self._fail(state.request.request_id, error)
-            if not caches and answer.finish_reason is None:
-                self._scheduler.forget_blocks(answer)
-        return events
-
     def _draft(self, sequence: Sequence, room: int, num_sequences: int) -> list[int]:
         """Guesses for a sequence that decodes. They need results that no other row of a step changes."""
         if (
@@ -365,178 +288,6 @@ class EngineCore:
         ):
             return []
         return self._speculator.draft(sequence, room, num_sequences)
-
-    def _verify(self, item: Scheduled, rows: torch.Tensor) -> list[Event]:
-        """Samples from the rows of a draft for as long as the token drawn is the one that was drafted.
-
-        The token drawn where they differ is part of the answer too. The cache then drops what was computed behind it.
-        """
-        sequence, state, chunk = item.sequence, item.sequence.state, item.chunk
-        table, num_blocks = chunk.table, len(chunk.table.block_ids)
-        drafted = [*chunk.token_ids[-chunk.num_drafted :], None]
-        taken: list[tuple[Sample, str, FinishReason | None]] = []
-        for row, guess in zip(rows, drafted, strict=True):
-            try:
-                sample = sequence.sampler.sample(row, len(sequence.token_ids))
-                text, reason = sequence.take(sample, eos_token_ids=self._eos, context=self.context)
-            except Exception as error:  # of this request alone, as above
-                return self._fail(state.request.request_id, error)
-            taken.append((sample, text, reason))
-            if reason is not None or sample.token_id != guess:
-                break
-        num_tokens = table.num_tokens + len(taken)
-        self._cache.manager.commit(table, chunk.token_ids)
-        left = self._cache.manager.truncate(table, num_tokens)
-        if left != num_tokens or len(table.block_ids) != num_blocks:
-            raise EngineError("A draft has sealed a block, which is a fault of Octavo.")
-        state.num_drafted_tokens += chunk.num_drafted
-        state.num_accepted_tokens += len(taken) - 1
-        return [
-            event for sample, text, reason in taken for event in self._tell(sequence, sample, text, reason)
-        ]
-
-    def _fork(self, sequence: Sequence) -> list[Sequence]:
-        forks = []
-        for index in range(1, sequence.state.request.params.width):
-            fork = self._sequence(sequence.state, index)
-            if sequence.table is not None:
-                fork.table = self._cache.manager.fork(sequence.table)
-            forks.append(fork)
-        self._sequences[sequence.state.request.request_id] += forks
-        self._scheduler.add_forks(forks)
-        return forks
-
-    def _append(self, sequence: Sequence, sample: Sample) -> list[Event]:
-        """Adds a sampled token to an answer, and ends it where that is due."""
-        text, reason = sequence.take(sample, eos_token_ids=self._eos, context=self.context)
-        return self._tell(sequence, sample, text, reason)
-
-    def _tell(
-        self, sequence: Sequence, sample: Sample, text: str, reason: FinishReason | None
-    ) -> list[Event]:
-        """What a token that an answer has taken adds to it."""
-        state = sequence.state
-        self._counters.told(sequence, self._now_s)
-        if reason is not None:
-            return self._finish(sequence, reason, text + sequence.detokenizer.finish(), sample)
-        sequence.text += text
-        if state.is_ranked:
-            return []  # until it is known which answers are the best
-        return [
-            Delta(
-                state.request.request_id,
-                sequence.index,
-                text,
-                (sample.token_id,),
-                sample.logprobs,
-                num_cached_tokens=state.num_cached_tokens,
-            )
-        ]
-
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, text: str, sample: Sample | None = None
-    ) -> list[Event]:
-        """Ends an answer with its last text, and with the last token if it was sampled just now."""
-        state = sequence.state
-        request_id = state.request.request_id
-        sequence.text += text
-        if reason == "length" and sequence.detokenizer.stopped is not None:
-            reason = "stop"  # the text held back at the end turned out to be a stop string
-        sequence.finish_reason = reason
-        self._settle(sequence)
-        self._scheduler.release(sequence)
-        self._speculator.finished(sequence)
-        choice = state.choices[sequence.index] = sequence.choice()
-        if state.is_ranked:
-            number = state.request.params.n
-            choices = [state.choices[index] for index in sorted(state.choices)]
-            return self._tell_ranked(state, ranked(choices, number)) if state.finished else []
-        return [
-            Delta(
-                request_id,
-                sequence.index,
-                text,
-                () if sample is None else (sample.token_id,),
-                () if sample is None else sample.logprobs,
-                reason,
-                self._reply(state) if state.finished else None,
-                choice.stop,
-                state.num_cached_tokens,
-            )
-        ]
-
-    def _end_search(self, state: RequestState) -> list[Event]:
-        """A search is over, and its answers are told."""
-
-        def text_of(token_ids: tuple[int, ...]) -> str:
-            detokenizer = Detokenizer(self._tokenizer, shown=state.request.shown_specials)
-            return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
-
-        return self._tell_ranked(state, self._searches.take(state, text_of))
-
-    def _tell_ranked(self, state: RequestState, choices: list[Choice]) -> list[Event]:
-        """All answers at once, the best first."""
-        if state.request.params.logprobs is None:
-            choices = [replace(choice, logprobs=None) for choice in choices]
-        state.choices = {choice.index: choice for choice in choices}
-        reply = self._reply(state)
-        return [
-            Delta(
-                state.request.request_id,
-                choice.index,
-                choice.text,
-                choice.token_ids,
-                choice.logprobs or (),
-                choice.finish_reason,
-                reply if choice is choices[-1] else None,
-                choice.stop,
-                state.num_cached_tokens,
-            )
-            for choice in choices
-        ]
-
-    def _settle(self, sequence: Sequence) -> None:
-        """What a sequence has computed is kept as its request says."""
-        table = sequence.table
-        if table is not None and table.publishes and not table.num_pending:
-            self._cache.manager.keep_tail(table)
-            self._cache.retain(sequence.state, table)
-            self.onlooker.ended(sequence)
-
-    def _reply(self, state: RequestState) -> Reply:
-        """What a request is answered that has ended."""
-        request_id = state.request.request_id
-        self._counters.ended.update(choice.finish_reason for choice in state.choices.values())
-        del self._sequences[request_id]
-        self._deadlines.pop(request_id, None)
-        if state.num_approximate_tokens:
-            state.notes.append(
-                f"{state.num_approximate_tokens:,} tokens of the prompt were taken over from behind an edit "
-                "and not computed again, so the answer is approximate (reuse)."
-            )
-        complaint = self._cache.tiers.tier.take_complaint()
-        if complaint is not None:
-            state.notes.append(complaint)
-        reply = state.reply(
-            self.memory(),
-            self.journal.why(state),
-            self._exactness.notes,
-            exact=self._exactness.exact and not state.num_approximate_tokens,
-        )
-        self.journal.note(state, reply)
-        if state.lineage is not None:
-            self.onlooker.lineages.end(state.lineage, reply)
-        return reply
-
-    def _fail(self, request_id: str, error: Exception) -> list[Event]:
-        sequences = self._sequences.pop(request_id, [])
-        self._deadlines.pop(request_id, None)
-        for sequence in sequences:
-            self._scheduler.release(sequence)
-        self._counters.failed[type(error).__name__] += 1
-        if sequences and (lineage := sequences[0].state.lineage) is not None:
-            self.onlooker.lineages.end(lineage, None)
-        return [Failure(request_id, error)]
 
     def _stuck(self) -> list[Event]:
         """Nothing could be scheduled: the oldest sequence fills the cache by itself, so its answer ends."""
@@ -549,8 +300,8 @@ class EngineCore:
             "Raise the cache budget (kv_memory, --kv-memory)."
         )
         if sequence.state.request.params.beams > 1:
-            return self._end(sequence.state.request.request_id, "length")
-        return self._finish(sequence, "length", sequence.detokenizer.finish())
+            return self._answers.end(sequence.state.request.request_id, "length")
+        return self._answers.finish(sequence, "length", sequence.detokenizer.finish())
 
     def _crowded_out(self) -> list[Event]:
         """Nothing runs and the next in line finds no room: pins have taken it since it was accepted."""
@@ -560,5 +311,5 @@ class EngineCore:
         try:
             self._cache.check_room(len(sequence.token_ids) - 1)
         except RequestTooLarge as error:
-            return self._fail(sequence.state.request.request_id, error)
+            return self._answers.fail(sequence.state.request.request_id, error)
         raise EngineError("A request waits although there is room for it, which is a fault of Octavo.")
