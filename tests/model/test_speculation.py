@@ -184,6 +184,12 @@ def test_text_that_comes_again_is_drafted_of_a_tenant_alone(monkeypatch: pytest.
             PROMPT, max_tokens=60, temperature=2.0, seed=9, ignore_eos=True, cache_namespace="ada"
         )
         assert forgotten.usage.accepted_tokens == first.usage.accepted_tokens
+        assert forgotten.conversation is not None
+        drafting.drop_conversation(forgotten.conversation, cache_namespace="ada")
+        dropped = drafting.generate(
+            PROMPT, max_tokens=60, temperature=2.0, seed=9, ignore_eos=True, cache_namespace="ada"
+        )
+        assert dropped.usage.accepted_tokens == first.usage.accepted_tokens
         uncached = drafting.generate(PROMPT, max_tokens=20, ignore_eos=True, cache=False)
         assert uncached.usage.drafted_tokens == 0
     with engine(speculate="off") as plain:

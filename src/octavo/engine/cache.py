@@ -58,6 +58,7 @@ class EngineCache:
             policy=ByValue,
             on_evict=lambda block_id: self.tiers.evicted(block_id),
         )
+        self._forget_elsewhere: Callable[[bytes | None], None] = lambda _: None
         self._name = name
         self._identity = prepared.identity
         shared = SharedPrefixes(self.manager, self.runner.sealed, self.namespace(SHARED))
@@ -173,6 +174,7 @@ class EngineCache:
         What its running requests hold stays until they end.
         """
         namespace = self.namespace(tenant)
+        self._forget_elsewhere(namespace)
         self.pins.clear(namespace)
         self.tiers.forget(namespace)
         self.manager.forget(namespace)
@@ -180,12 +182,17 @@ class EngineCache:
             self.tiers.tier.clear(model=str(self._identity["model"]), tenant=tenant)
         return self._give_back()
 
+    def on_forget(self, forget: Callable[[bytes | None], None]) -> None:
+        """Has `forget` called when something of a namespace, or of all of them (None), is forgotten or dropped."""
+        self._forget_elsewhere = forget
+
     def drop(self, namespace: bytes, block_hashes: Collection[bytes], token_ids: SequenceOf[int]) -> int:
         """Forgets these blocks and what is raw of the sequence behind them, in memory and below.
 
         Returns:
             The bytes of memory given back to the system.
         """
+        self._forget_elsewhere(namespace)
         names = set(block_hashes)
         if len(token_ids) % BLOCK_SIZE:
             names.add(sequence_hash(namespace, token_ids))
@@ -195,6 +202,7 @@ class EngineCache:
 
     def forget_all(self) -> int:
         """Forgets everything reusable in memory; returns the bytes given back to the system."""
+        self._forget_elsewhere(None)
         self.pins.clear()
         self.manager.clear()
         self.tiers.forget()

@@ -84,6 +84,7 @@ class EngineCore:
             edits=self._edits,
         )
         self._speculator = Speculator(self.context, loaded.eos_token_ids)
+        self._cache.on_forget(self._speculator.forget)
         self.onlooker = Onlooker(self._cache, self._scheduler, loaded.name, self.context)
         self._only_waits = False  # for the tier: nothing can be computed until something arrives
         self._counters = Counters()
@@ -256,14 +257,12 @@ class EngineCore:
 
     def clear(self) -> int:
         """See `EngineCache.clear`."""
-        self._speculator.forget()
         self.onlooker.lineages.forget()
         return self._cache.clear()
 
     def forget(self, cache_namespace: str, *, on_disk: bool) -> int:
         """See `EngineCache.forget`; the journal forgets the tenant too."""
         self.journal.forget(cache_namespace)
-        self._speculator.forget(self._cache.namespace(cache_namespace))
         self.onlooker.lineages.forget(self._cache.namespace(cache_namespace))
         return self._cache.forget(cache_namespace, on_disk=on_disk)
 
