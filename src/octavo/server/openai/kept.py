@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ class Trace:
     """What an answer has left elsewhere: the model's keys and values of `ids`, and transcripts under `keys`."""
 
     model: str
-    ids: tuple[int, ...]
+    ids: array[int]
     keys: tuple[bytes, ...]
 
     def before(self, later: Trace) -> Trace | None:
@@ -38,7 +39,7 @@ class Trace:
     @classmethod
     def unpacked(cls, values: Sequence[Any]) -> Self:
         model, ids, keys = values
-        return cls(model, tuple(ids), tuple(map(bytes.fromhex, keys)))
+        return cls(model, array("i", ids), tuple(map(bytes.fromhex, keys)))
 
 
 @dataclass(slots=True)

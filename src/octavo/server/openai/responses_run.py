@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from array import array
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -182,7 +183,7 @@ class ResponseRun:
             yield from self._open_message()
             yield from self._close("completed")
         usage = end.reply.usage
-        ids = (*end.prompt.ids, *end.reply.token_ids)
+        ids = array("i", (*end.prompt.ids, *end.reply.token_ids))
         self.trace = Trace(self._model.name, ids, end.keys)
         ending: Ending = self._answer.ending
         self.response |= {
