@@ -71,9 +71,8 @@ class Model:
 
     def forget(self, namespace: str, token_ids: Sequence[int], keys: Sequence[bytes]) -> None:
         """Drops a tenant's transcripts, and what was computed of a sequence that nothing goes on from."""
-        self.engine.forget_sequence(
-            token_ids[:-1], cache_namespace=namespace
-        )  # the last one was never computed
+        if token_ids:  # the last one was never computed
+            self.engine.forget_sequence(token_ids[:-1], cache_namespace=namespace)
         if self.transcripts is not None:
             for key in keys:
                 self.transcripts.remove(namespace, key)

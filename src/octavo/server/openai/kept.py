@@ -62,6 +62,12 @@ class KeptResponse:
     def id(self) -> str:
         return str(self.response["id"])
 
+    @property
+    def conversation_id(self) -> str | None:
+        """Of the conversation that it was made in."""
+        named = self.response.get("conversation")
+        return None if named is None else str(named["id"])
+
     def packed(self) -> dict[str, Any]:
         traces = [trace.packed() for trace in self.traces]
         messages = _packed(self.messages)
@@ -140,6 +146,10 @@ class Shelf(Generic[T]):
     def __contains__(self, key: tuple[str, str]) -> bool:
         """Whether a tenant's thing of an id is in memory."""
         return key in self._things
+
+    def of(self, namespace: str) -> list[T]:
+        """A tenant's things that are in memory."""
+        return [thing for (owner, _), thing in self._things.items() if owner == namespace]
 
     async def find(self, namespace: str, id_: str) -> T:
         """What a tenant has kept.

@@ -92,7 +92,7 @@ class Responses:
         kept = await self.find(namespace, response_id)
         if kept.task is not None:
             kept.task.cancel()
-        await self._forget(visit, kept.traces)
+        await self._forget(visit, kept.traces, lambda thing: thing is kept)
         await self.responses.drop(namespace, response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
@@ -124,7 +124,14 @@ class Responses:
         """Deletes a conversation, and what was computed for it unless something goes on from it."""
         namespace = visit.tenant.namespace
         kept = await self.find_conversation(namespace, conversation_id)
-        await self._forget(visit, kept.traces)
+        await self._forget(
+            visit,
+            kept.traces,
+            lambda thing: (
+                thing is kept
+                or (isinstance(thing, KeptResponse) and thing.conversation_id == conversation_id)
+            ),
+        )
         await self.conversations.drop(namespace, conversation_id)
         return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
@@ -132,12 +139,28 @@ class Responses:
         """Drops all responses and conversations of a tenant; how many there were."""
         return self.responses.forget(namespace) + self.conversations.forget(namespace)
 
-    async def _forget(self, visit: Visit, traces: Sequence[Trace]) -> None:
+    async def _forget(
+        self,
+        visit: Visit,
+        traces: Sequence[Trace],
+        goes: Callable[[KeptResponse | KeptConversation], bool],
+    ) -> None:
+        """Drops what answers have left elsewhere, but what is left by things in memory too that do not go."""
+        namespace = visit.tenant.namespace
+        things: list[KeptResponse | KeptConversation] = [
+            *self.responses.of(namespace),
+            *self.conversations.of(namespace),
+        ]
+        others = [trace for thing in things if not goes(thing) for trace in thing.traces]
+        kept_keys = {key for other in others for key in other.keys}
         for trace in traces:
-            if trace.model in self._models.names:
-                model = await self._models.hold(trace.model, visit)
-                namespace = visit.tenant.namespace
-                await asyncio.to_thread(model.forget, namespace, trace.ids, trace.keys)
+            if trace.model not in self._models.names:
+                continue
+            is_kept = any(other.ids[: len(trace.ids)] == trace.ids for other in others)
+            ids = trace.ids[:0] if is_kept else trace.ids
+            model = await self._models.hold(trace.model, visit)
+            keys = [key for key in trace.keys if key not in kept_keys]
+            await asyncio.to_thread(model.forget, namespace, ids, keys)
 
     async def _keep(self, namespace: str, kept: KeptResponse, body: ResponseRequest) -> None:
         if body.disk:
