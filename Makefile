@@ -81,7 +81,7 @@ CHROMIUM := $(firstword $(OCTAVO_CHROMIUM) $(foreach name,chromium chromium-brow
 browser:
 ifeq ($(CHROMIUM),)
 	@echo "Installing Chromium, for the tests of the pages ..."
-	@{ [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	@{ [ "$$(id -u)" = 0 ] && timeout 300 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 900 apt-get install -y -qq \
 	  --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || echo "Chromium could not be installed: tests of \
 	the pages are left out. Run 'apt-get install chromium' as root, or '$(BIN)/playwright install chromium'."
 endif

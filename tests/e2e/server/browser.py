@@ -21,7 +21,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser. Without one the test is skipped, or fails where OCTAVO_NEED_BROWSER is set, as in CI."""
+    """A headless browser. Without one the test is skipped, or fails where OCTAVO_NEED_BROWSER is set."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     path = os.environ.get("OCTAVO_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     with sync_playwright() as playwright:
