@@ -6,7 +6,7 @@ not, so that learning costs nothing. A draft is as long as pays, by that score a
 empty where none does.
 
 Nothing here decides a token. The engine computes the drafted rows in one step, and keeps those whose token the sampler
-would have chosen anyway. See `EngineCore`.
+would have chosen anyway. See `Answers.verify`.
 """
 
 from __future__ import annotations
