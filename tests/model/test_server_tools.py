@@ -17,6 +17,7 @@ from octavo.server.chat.answer import Answer, Asked, ChatJob, Progress, ReplyPie
 from octavo.server.chat.messages import Call, ChatMessage, Tool
 from octavo.server.chat.transcripts import MemoryTranscripts
 from octavo.server.models import Model
+from octavo.server.schema import OctavoOptions
 from octavo.server.settings import ServerSettings
 from octavo.sessions.engine import Engine
 
@@ -170,7 +171,7 @@ def test_without_the_store_calls_are_written_by_the_template(model: Model) -> No
     echoed = ChatMessage("assistant", "", tuple(answer.calls))
     result = ChatMessage("tool", "Sunny", call_id=answer.calls[0].id)
     _, exact = ask(model, USER, echoed, result, tools=[WEATHER])
-    _, plain = ask(model, USER, echoed, result, tools=[WEATHER], exact_history=False)
+    _, plain = ask(model, USER, echoed, result, tools=[WEATHER], octavo=OctavoOptions(exact_history=False))
     assert (exact.prompt.history, plain.prompt.history) == ("exact", "retokenised")
     # The grammar writes calls as the template does, so that the text is the same too.
     decode = model.engine.chat_template.decode

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from octavo.engine.messages import MAX_URGENCY
+
 MAX_STOPS = 64
 MAX_TOOLS = 512
 
@@ -21,12 +23,21 @@ class OctavoOptions(Schema):
 
     `why` adds the field `octavo` to the answer: what was reused, why not more was, how long it took.
     `exact_history` set to false tokenises answers that come back as the text they are. `reuse` set to `approximate`
-    takes text behind an edit over without computing it again, and adds the field `octavo` too.
+    takes text behind an edit over without computing it again, and adds the field `octavo` too. `timeout_s` ends the
+    answer after so many seconds, as if it had its full length. `urgency` below 0 lets other requests go first, such as
+    for titles and summaries beside a chat; nobody can push ahead.
     """
 
     why: bool = False
     exact_history: bool = True
     reuse: Literal["exact", "approximate"] = "exact"
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+    urgency: Annotated[int, Field(ge=-MAX_URGENCY, le=0)] = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that the engine takes with a request."""
+        return {"reuse": self.reuse, "timeout_s": self.timeout_s, "urgency": self.urgency}
 
     @property
     def reports(self) -> bool:

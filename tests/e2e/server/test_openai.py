@@ -85,6 +85,15 @@ def test_exact_histories_can_be_switched_off(client: openai.OpenAI) -> None:
     assert report[False]["num_history_tokens"] == 0
 
 
+def test_an_answer_ends_when_its_time_is_over(client: openai.OpenAI) -> None:
+    about = {"octavo": {"timeout_s": 0.05, "urgency": -1}, "ignore_eos": True}
+    reply = chat(client, max_completion_tokens=6000, extra_body=about)
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage.completion_tokens < 6000
+    with pytest.raises(openai.BadRequestError, match="urgency"):
+        chat(client, extra_body={"octavo": {"urgency": 1}})
+
+
 def test_an_answer_that_was_changed_is_not_taken_for_the_generated_one(client: openai.OpenAI) -> None:
     chat(client)
     messages = [*QUESTION, {"role": "assistant", "content": "London."}, {"role": "user", "content": "Sure?"}]

@@ -23,7 +23,7 @@ from octavo.server.chat.messages import Call, ChatMessage
 from octavo.server.chat.messages import Tool as ChatTool
 from octavo.server.problems import Problem
 from octavo.server.sampling import sampling
-from octavo.server.schema import text_of
+from octavo.server.schema import OctavoOptions, text_of
 
 Retention = Literal["5m", "1h"]
 _PRIORITIES: dict[Retention | None, int] = {None: 0, "5m": 1, "1h": 2}
@@ -65,8 +65,7 @@ def job_of(body: CountRequest, namespace: str) -> ChatJob:
         schema=schema,
         prefill=prefill,
         priority=_PRIORITIES[retention_of(body)],
-        exact_history=body.octavo is None or body.octavo.exact_history,
-        reuse="exact" if body.octavo is None else body.octavo.reuse,
+        octavo=body.octavo or OctavoOptions(),
         call_prefix="toolu_",
     )
 

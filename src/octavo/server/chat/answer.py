@@ -14,6 +14,7 @@ from octavo.errors import EngineStopped, InvalidRequest
 from octavo.server.chat.messages import Call, ChatMessage, Tool
 from octavo.server.chat.prompt import ChatHistory, Prompt
 from octavo.server.models import Model
+from octavo.server.schema import OctavoOptions
 from octavo.server.tools.grammar import call_grammar, json_grammar
 from octavo.server.tools.reader import ArgumentsText, CallBegun, CallReader, Read
 
@@ -37,8 +38,7 @@ class ChatJob:
         prefill: the beginning of the answer, written by the caller.
         priority: how much what is computed is worth keeping, as in `Retention`.
         disk: whether what is computed, and the transcript of the answer, may be kept on disk.
-        exact_history: whether answers among the messages are read as they were generated.
-        reuse: as in `Request` of octavo.engine.messages.
+        octavo: what only Octavo knows.
     """
 
     messages: Sequence[ChatMessage]
@@ -51,8 +51,7 @@ class ChatJob:
     prefill: str = ""
     priority: int = 0
     disk: bool = True
-    exact_history: bool = True
-    reuse: str = "exact"
+    octavo: OctavoOptions = field(default_factory=OctavoOptions)
     call_prefix: str = "call_"
 
 
@@ -163,7 +162,7 @@ class Asked:
             tool_format=self._tool_format,
             namespace=job.namespace,
             scope=model.scope,
-            store=model.transcripts if job.exact_history else None,
+            store=model.transcripts if job.octavo.exact_history else None,
         )
         self.prompt = self._history.prompt(job.prefill)
         self._reads_calls = bool(job.tools) and job.tool_use.choice != "none"
@@ -181,7 +180,7 @@ class Asked:
             "cache_namespace": self._job.namespace,
             "priority": self._job.priority,
             "disk": self._job.disk,
-            "reuse": self._job.reuse,
+            **self._job.octavo.settings,
         }
         if self.grammar is not None:
             options["grammar"] = self.grammar

@@ -53,7 +53,7 @@ from octavo.server.openai.schema import head_of, logprobs_of, stops_of, usage_of
 from octavo.server.problems import openai_error
 from octavo.server.report import note_reply, report_field
 from octavo.server.sampling import sampling, token_biases
-from octavo.server.schema import text_of
+from octavo.server.schema import OctavoOptions, text_of
 
 _NOTHING_ELSE = '"logprobs":null,"finish_reason":null'
 _ENDINGS: dict[Ending, str] = {"stop": "stop", "length": "length", "calls": "tool_calls"}
@@ -97,8 +97,7 @@ def _ask(model: Model, body: ChatRequest, namespace: str) -> Asked:
         strict_schema=strict,
         priority=body.priority,
         disk=body.disk,
-        exact_history=body.octavo is None or body.octavo.exact_history,
-        reuse="exact" if body.octavo is None else body.octavo.reuse,
+        octavo=body.octavo or OctavoOptions(),
     )
     return Asked(model, job)
 

@@ -25,6 +25,7 @@ from octavo.server.openai.schema import finite, head_of, stops_of, usage_of, wan
 from octavo.server.problems import Problem, openai_error
 from octavo.server.report import note_reply, octavo_report
 from octavo.server.sampling import sampling, token_biases
+from octavo.server.schema import OctavoOptions
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -169,7 +170,7 @@ def _options(body: CompletionRequest, visit: Visit) -> dict[str, Any]:
         "cache_namespace": visit.tenant.namespace,
         "priority": body.priority,
         "disk": body.disk,
-        "reuse": "exact" if body.octavo is None else body.octavo.reuse,
+        **(body.octavo or OctavoOptions()).settings,
     }
 
 

@@ -18,7 +18,7 @@ from octavo.server.openai.responses_schema import (
     ResponseRequest,
 )
 from octavo.server.sampling import sampling, token_biases
-from octavo.server.schema import text_of
+from octavo.server.schema import OctavoOptions, text_of
 
 
 def job_of(
@@ -49,8 +49,7 @@ def job_of(
         strict_schema=strict,
         priority=body.priority,
         disk=body.disk,
-        exact_history=body.octavo is None or body.octavo.exact_history,
-        reuse="exact" if body.octavo is None else body.octavo.reuse,
+        octavo=body.octavo or OctavoOptions(),
     )
 
 
