@@ -134,13 +134,15 @@ def test_a_working_set_larger_than_memory_is_computed_once() -> None:
     with life(kv_memory="260KiB", max_running=2, kv_format="raw") as engine:
         assert engine._core._cache.plan.num_blocks < 12 * 4 / 3
         for _ in range(2):
+            computed = []
             for i, prompt in enumerate(prompts):
                 reply, logits = answer(engine, prompt)
                 assert torch.equal(logits, expected[i][1])
                 memory = engine.memory()
                 assert memory.kv_allocated_bytes <= memory.kv_budget_bytes
-            engine.flush()
-        assert reply.usage.computed_tokens <= 32
+                computed.append(reply.usage.computed_tokens)
+            assert engine.flush()
+        assert sum(number <= 32 for number in computed) >= 11  # one may have found the disk busy for too long
         assert memory.disk.num_loaded > 30
         engine.check_integrity()
 

@@ -152,7 +152,8 @@ async def measure_once(url: str, chats: int, settings: ChatSettings, seed: str) 
 def _client(num_connections: int) -> httpx2.AsyncClient:
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    limits = httpx2.Limits(max_connections=num_connections)
+    # A new connection each time: servers close those that have been idle, some of them just when they are used again.
+    limits = httpx2.Limits(max_connections=num_connections, max_keepalive_connections=0)
     return httpx2.AsyncClient(headers=headers, timeout=_PATIENCE_S, limits=limits)
 
 

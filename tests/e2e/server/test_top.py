@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,7 @@ def test_json_is_what_the_server_says(asked: Served) -> None:
 def test_on_a_terminal_it_goes_on_until_ctrl_c(asked: Served) -> None:
     process, terminal = pty.fork()
     if process == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in what a script starts in the background
         os.execve(
             sys.executable,
             [*TOP, asked.url],
