@@ -206,16 +206,9 @@ class _Onlooker:
             def bytes_read(self) -> int:
                 return step.bytes_read
 
-            def attend(
-                self,
-                q: torch.Tensor,
-                k: torch.Tensor,
-                v: torch.Tensor,
-                sealed: torch.Tensor,
-                opened: torch.Tensor,
-                scoring: Scoring,
-            ) -> torch.Tensor:
-                out = step.attend(q, k, v, sealed, opened, scoring)
+            def attend(self, *given: Any) -> torch.Tensor:
+                q, k, v, _, _, scoring = given
+                out = step.attend(*given)
                 layers.append(Layer(q.float(), k.float(), v.float(), out.float(), scoring))
                 return out
 

@@ -108,6 +108,28 @@ export function showStatus(word) {
   element.textContent = STATUS[word];
 }
 
+// What every page may ask.
+document.body.insertAdjacentHTML("beforeend", `
+  <dialog id="key-dialog" aria-labelledby="key-title">
+    <form>
+      <h2 id="key-title">The server wants a key</h2>
+      <p class="soft" data-reason></p>
+      <label>API key<input type="password" autocomplete="off" spellcheck="false" required></label>
+      <p class="soft">It is kept until this tab is closed. You see what is kept of this key alone.</p>
+      <div class="buttons"><button class="main">Go on</button></div>
+    </form>
+  </dialog>
+  <dialog id="confirm-dialog" aria-labelledby="confirm-title">
+    <form method="dialog">
+      <h2 id="confirm-title"></h2>
+      <p></p>
+      <div class="buttons">
+        <button value="no">Cancel</button>
+        <button value="yes" class="main"></button>
+      </div>
+    </form>
+  </dialog>`);
+
 /** Asks for the key in a dialog; done when one was given. */
 export function askForKey(reason) {
   const dialog = document.getElementById("key-dialog");
