@@ -142,7 +142,7 @@ def test_a_working_set_larger_than_memory_is_computed_once() -> None:
                 assert memory.kv_allocated_bytes <= memory.kv_budget_bytes
                 computed.append(reply.usage.computed_tokens)
             assert engine.flush()
-        assert sum(number <= 32 for number in computed) >= 11  # one may have found the disk busy for too long
+        assert max(computed) <= 32
         assert memory.disk.num_loaded > 30
         engine.check_integrity()
 

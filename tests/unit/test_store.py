@@ -157,6 +157,17 @@ def test_a_cell_of_another_type_stops_neither_writing_nor_checking(tmp_path, col
     store.close()
 
 
+def test_spaces_may_come_while_they_are_listed(store) -> None:
+    fields = [{"model": "m", "tenant": str(number)} for number in range(9)]
+    coming = iter([Space(namespace_key(field), field, "tiny") for field in fields])
+    # Before each statement that lists them another one is introduced, as the writer's thread may do.
+    store._file.reader.set_trace_callback(lambda _: store.introduce(next(coming)))
+    listed = store.spaces()
+    store._file.reader.set_trace_callback(None)
+    assert all(space.model == "tiny" and space.fields in fields for space in listed)
+    assert len(store.spaces()) == len(fields) - len(list(coming)) > 0
+
+
 def test_a_longer_tail_takes_the_place_of_its_beginning(store) -> None:
     store.put([record(0, num_tokens=5), record(100, num_tokens=5)])
     store.put([record(0, num_tokens=9)])

@@ -126,12 +126,23 @@ def test_an_error_turns_the_tier_off_and_is_told_once(tier) -> None:
     assert not Loads(tier, range(100)).asked
 
 
-def test_a_reader_s_error_ends_the_loads_that_wait(tier) -> None:
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyError("a mistake of ours")])
+def test_a_reader_s_error_ends_the_loads_that_wait(tier, error: Exception) -> None:
     def broken(*_: object) -> bytes:
-        raise OSError(5, "Input/output error")
+        raise error
 
     tier._store.get = broken
     assert Loads(tier, range(100)).all() == []
+    assert tier.report().state == "failed"
+
+
+def test_a_writer_s_mistake_turns_the_tier_off(tier) -> None:
+    def broken(*_: object) -> int:
+        raise KeyError("a mistake of ours")
+
+    tier._store.put = broken
+    assert tier.put(record(0))
+    assert not tier.flush(5.0)
     assert tier.report().state == "failed"
 
 

@@ -238,7 +238,7 @@ class DiskStore:
     def clear(self, **fields: str) -> int:
         with self._file.transaction() as db:
             gone = 0
-            for namespace, known in self._fields(db):
+            for namespace, _, known in self._known(db):
                 if fields.items() <= known.items():
                     gone += self._remove_space(db, namespace)
             if not fields:  # those of namespaces that are unknown, which only damage can make
@@ -271,13 +271,15 @@ class DiskStore:
         rows = db.execute("SELECT id FROM records WHERE namespace = ?", (namespace,)).fetchall()
         return self._remove(db, [id_ for (id_,) in rows])
 
-    def _fields(self, db: sqlite3.Connection) -> list[tuple[bytes, dict[str, str | int]]]:
+    def _known(self, db: sqlite3.Connection) -> list[tuple[bytes, str, dict[str, str | int]]]:
+        """Namespaces, their models and fields; no fields where these cannot be read."""
         spaces = []
-        for namespace, text in db.execute("SELECT namespace, fields FROM spaces").fetchall():
+        for namespace, model, text in db.execute("SELECT namespace, model, fields FROM spaces").fetchall():
             try:
-                spaces.append((namespace, dict(json.loads(text))))
+                fields = dict(json.loads(text))
             except (TypeError, ValueError):
-                spaces.append((namespace, {}))
+                fields = {}
+            spaces.append((namespace, str(model), fields))
         return spaces
 
     # Documents
@@ -301,10 +303,8 @@ class DiskStore:
 
     def spaces(self) -> list[Space]:
         """What the namespaces are; those that are not the key of their fields are left out."""
-        found = self._file.reader.execute("SELECT namespace, model FROM spaces").fetchall()
-        models = {namespace: str(model) for namespace, model in found}
-        known = self._fields(self._file.reader)
-        return [Space(ns, fields, models[ns]) for ns, fields in known if namespace_key(fields) == ns]
+        known = self._known(self._file.reader)
+        return [Space(ns, fields, model) for ns, model, fields in known if namespace_key(fields) == ns]
 
     def totals(self) -> dict[bytes, Totals]:
         """What there is of each namespace."""

@@ -2,8 +2,8 @@
 
 The writer's queue is bounded: what does not fit is dropped and counted. The writer has a low priority and puts
 many records into one transaction. The reader fetches what a waiting prompt can use, checks it, and hands it over
-in batches while it reads on. An error of the store turns the tier off, for good and with a reason; the engine
-then goes on as if there were none.
+in batches while it reads on. An error, whatever it is, turns the tier off, for good and with a reason; the engine
+then goes on as if there were none. A thread that died of it would let everybody wait.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class StoreTier:
                     self._store.trim()
                     since_trim = 0
                 self._used_bytes = self._store.used_bytes
-            except _FAILURES as error:
+            except Exception as error:
                 self._fail(error)
             with self._lock:
                 self._queued_bytes -= size
@@ -249,7 +249,7 @@ class StoreTier:
             if not isinstance(job, _Put):
                 try:
                     job()
-                except _FAILURES as error:
+                except Exception as error:
                     self._fail(error)
             if size and self.has_room():
                 self._on_room()
@@ -276,7 +276,7 @@ class StoreTier:
             try:
                 if not self._reason:
                     self._serve(load, batch)
-            except _FAILURES as error:
+            except Exception as error:
                 self._fail(error)
             self._hand_over(load, batch, last=True)
 
