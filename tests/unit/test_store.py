@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import stat
 import time
@@ -174,6 +175,26 @@ def test_a_longer_tail_takes_the_place_of_its_beginning(store) -> None:
     assert sorted(store.tails(SPACE, ROOT)) == [tuple(range(9)), tuple(range(100, 105))]
     assert store.get(name(0, num_tokens=5)) is None
     assert store.tails(b"t" * 32, ROOT) == []
+
+
+def test_when_there_is_time_the_log_is_taken_into_the_file(store, tmp_path) -> None:
+    def in_file_alone() -> int:
+        alone = tmp_path / "alone.sqlite"
+        shutil.copy(store.path, alone)
+        with closing(sqlite3.connect(alone)) as db:
+            return (
+                db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'records'").fetchone()[0]
+                and (db.execute("SELECT count(*) FROM records").fetchone()[0])
+            )
+
+    store.put([record(0, num_bytes=100_000)])
+    store.settle()
+    assert in_file_alone() == 0, "so little can wait"
+    store.put([record(first, num_bytes=500_000) for first in range(1, 6)])
+    assert in_file_alone() == 0
+    store.settle()
+    assert in_file_alone() == 6
+    assert store.get(name(3)) == record(3, num_bytes=500_000).payload
 
 
 def test_the_budget_is_held_and_what_was_used_longest_ago_goes(tmp_path) -> None:

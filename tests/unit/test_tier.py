@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,9 @@ from octavo.kv.hashing import block_hash
 from octavo.kv.storage import open_tier
 from octavo.kv.storage.memory import MemoryStore
 from octavo.kv.storage.records import Space
-from octavo.kv.storage.store_tier import BATCH_BYTES, StoreTier
+from octavo.kv.storage.store_tier import StoreTier
 from octavo.kv.storage.tier import Load, NullTier
+from octavo.kv.storage.write_queue import BATCH_BYTES
 
 from .test_store import ROOT, SPACE, name, record
 
@@ -108,6 +110,64 @@ def test_the_queue_is_bounded_and_drops_are_counted() -> None:
     assert tier.report().num_written == 3
     assert tier.put(record(9, num_bytes=5000)), "one record goes through a queue that is smaller than it"
     tier.close(5.0)
+
+
+def test_what_waits_to_be_written_is_served() -> None:
+    store, go_on = MemoryStore(), threading.Event()
+    store.introduce(Space(SPACE, {"model": "m"}, "tiny"))
+    put, mark = store.put, [1]
+    store.put = lambda *args: go_on.wait(10) and put(*args)
+    tier = StoreTier(store, cleared_mark=lambda: mark[0])
+    records = chain(3)
+    late = record(96, num_tokens=5, parent=records[-1].name.hash)
+    tail = record(96, num_tokens=9, parent=records[-1].name.hash)
+    for item in [*records, tail, replace(late, expires_s=time.time() - 1)]:
+        assert tier.put(item)
+    found = Loads(tier, range(200)).all()
+    assert [(n, bytes(payload)) for n, payload in found] == [(i.name, i.payload) for i in [*records, tail]]
+    mark[0] = 2  # the user has cleared the store
+    assert tier.was_cleared()
+    assert Loads(tier, range(200)).all() == []
+    assert tier.put(records[0]), "computed again"
+    assert [n for n, _ in Loads(tier, range(200)).all()] == [records[0].name]
+    go_on.set()
+    assert tier.flush(5.0)
+    assert [n for n, _ in Loads(tier, range(200)).all()] == [i.name for i in [*records, tail]]
+    tier.close(5.0)
+
+
+def test_beside_a_busy_engine_one_record_is_written_in_a_turn(tier) -> None:
+    batches, put = [], tier._store.put
+    tier._store.put = lambda *args: batches.append(len(args[0])) or put(*args)
+    tier.give_turn()
+    for item in chain(4):
+        tier.put(item)
+    while sum(batches) < 4:
+        tier.give_turn()
+        time.sleep(0.001)
+    assert batches == [1] * 4
+    tier.give_turn()
+    for item in chain(12)[4:]:
+        tier.put(item)
+    assert tier.flush(5.0), "whoever waits does not wait for turns"
+    assert len(tier._store.records) == 12
+    tier.rest()
+    for item in chain(20)[12:]:
+        tier.put(item)
+    while len(tier._store.records) < 20:  # without a turn
+        time.sleep(0.001)
+
+
+def test_what_has_to_be_done_some_day_is_done_when_there_is_time(tier) -> None:
+    settled = threading.Event()
+    tier._store.settle = settled.set
+    tier.rest()
+    assert settled.wait(5.0)
+    settled.clear()
+    tier.rest()
+    tier.give_turn()
+    tier.rest()
+    assert settled.wait(5.0), "it is not forgotten"
 
 
 def test_an_error_turns_the_tier_off_and_is_told_once(tier) -> None:

@@ -117,6 +117,10 @@ class Tiers:
             if not self.tier.has_room():
                 break
             self._save(block_id)
+        if num_computed is None:
+            self.tier.rest()
+        else:
+            self.tier.give_turn()
 
     def save_all(self, timeout_s: float) -> bool:
         """Take everything down that is not there yet, and wait for it; False if that took too long."""

@@ -164,6 +164,10 @@ class StoreFile:
                 total += Path(f"{self.path}{suffix}").stat().st_size
         return total
 
+    def settle(self) -> None:
+        """Take the log into the file, as far as nobody reads it."""
+        self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
     def shrink(self, num_bytes: int = 0) -> None:
         """Give pages of nothing back while the file takes more than `num_bytes`.
 

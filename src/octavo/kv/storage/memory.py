@@ -59,6 +59,9 @@ class MemoryStore:
             if hash_ in self.records:
                 self.records[hash_] = self.records.pop(hash_)
 
+    def settle(self) -> None:
+        pass
+
     def trim(self) -> int:
         return 0
 

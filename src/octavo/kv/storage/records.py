@@ -118,6 +118,9 @@ class Store(Protocol):
     def touch(self, hashes: Sequence[bytes]) -> None:
         """These records were used just now, each before the one behind it."""
 
+    def settle(self) -> None:
+        """There is time for what has to be done some day."""
+
     def trim(self) -> int:
         """Remove what is over the budget, too old or expired; returns how many records."""
 

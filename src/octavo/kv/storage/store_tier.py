@@ -1,27 +1,29 @@
 """A tier below memory: a store behind two threads, so that the engine's thread never waits for it.
 
-The writer's queue is bounded: what does not fit is dropped and counted. The writer has a low priority and puts
-many records into one transaction. The reader fetches what a waiting prompt can use, checks it, and hands it over
-in batches while it reads on. An error, whatever it is, turns the tier off, for good and with a reason; the engine
-then goes on as if there were none. A thread that died of it would let everybody wait.
+The writer's queue is bounded: what does not fit is dropped and counted. The writer takes records one by one, in
+turns between the engine's steps, and many in one transaction when the queue fills. Until then they are served from
+the queue. The reader fetches what a waiting
+prompt can use, checks it, and hands it over in batches while it reads on. An error, whatever it is, turns the tier
+off, for good and with a reason; the engine then goes on as if there were none. A thread that died of it would let
+everybody wait.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from octavo.kv.hashing import ROOT_HASH, BlockHash, Name, block_hash
 from octavo.kv.prefix import common_prefix
 from octavo.kv.storage.records import Document, Payload, Record, Space, Store
 from octavo.kv.storage.tier import Elsewhere, Load, TierReport, complain_of, told
+from octavo.kv.storage.turns import Turns
+from octavo.kv.storage.write_queue import BATCH_BYTES, Put, WriteQueue
 from octavo.spec import BLOCK_SIZE
 
 _log = logging.getLogger(__name__)
@@ -29,23 +31,14 @@ _log = logging.getLogger(__name__)
 QUEUE_BYTES = 16 << 20
 """What waits to be written is at most this, or one record."""
 
-BATCH_BYTES = 4 << 20
 _TRIM_EVERY_BYTES = 64 << 20
+_TURN_S, _PATIENCE_S = 0.002, 0.1
+"""What the engine waits for a record to be written at most, and the writer for its turn."""
+
 _MAX_SPACES = 64
 """Namespaces that are looked through for a prompt that is new."""
 
 _FAILURES = (OSError, sqlite3.Error, MemoryError)
-
-
-@dataclass(frozen=True, slots=True)
-class _Put:
-    """A record to be written, unless the store was cleared since `mark` was read."""
-
-    record: Record
-    mark: object
-
-
-_Job = _Put | Callable[[], object] | None
 
 
 class StoreTier:
@@ -72,7 +65,6 @@ class StoreTier:
         notice: str | None = None,
     ) -> None:
         self.workspace_bytes = queue_bytes + 5 * BATCH_BYTES
-        self._queue_bytes = queue_bytes
         self._store = store
         self._place, self._budget_bytes = place, budget_bytes
         self._on_room = on_room
@@ -82,11 +74,13 @@ class StoreTier:
         self._introduced: dict[bytes, Space] = {}
         self._reason = ""
         self._complaint = notice
-        self._queued_bytes = 0
         self._used_bytes = store.used_bytes
-        self._lock = threading.Lock()
         self._num_written = self._num_dropped = self._num_loaded = 0
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_waiting = 0
+        self._turns = Turns()
+        self._settles = False
+        self._jobs = WriteQueue(queue_bytes)
         self._loads: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -99,27 +93,25 @@ class StoreTier:
 
     def introduce(self, space: Space) -> None:
         self._introduced[space.namespace] = space
-        self._jobs.put(lambda: self._store.introduce(space))
+        self._jobs.call(lambda: self._store.introduce(space))
 
     def put(self, record: Record) -> bool:
         """Queue a record; its payload must not change any more. False if there is no room: it is dropped."""
-        size = len(record.payload)
-        with self._lock:
-            if self._reason or (self._queued_bytes and self._queued_bytes + size > self._queue_bytes):
-                self._num_dropped += not self._reason
-                return False
-            self._queued_bytes += size
-        self._jobs.put(_Put(record, self._mark))
-        return True
+        if self._reason:
+            return False
+        if self._jobs.put(record, self._mark):
+            return True
+        self._num_dropped += 1
+        return False
 
     def has_room(self) -> bool:
         """Whether a record as large as those before would most likely be taken."""
-        return not self._reason and self._queued_bytes <= self._queue_bytes * 3 // 4
+        return not self._reason and self._jobs.has_room
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         """These were used just now, the deepest first."""
         if hashes:
-            self._jobs.put(lambda: self._store.touch(hashes))
+            self._jobs.call(lambda: self._store.touch(hashes))
 
     def load(self, load: Load) -> bool:
         """Begin to load. False if there is no tier: nothing will be delivered."""
@@ -127,6 +119,16 @@ class StoreTier:
             return False
         self._loads.put(load)
         return True
+
+    def give_turn(self) -> None:
+        if not self._is_urgent:
+            self._turns.give(_TURN_S)
+
+    def rest(self) -> None:
+        self._turns.rest()
+        if not self._settles:
+            self._settles = True
+            self._jobs.call(self._settle)
 
     def was_cleared(self) -> bool:
         """Whether the user has cleared the store since this was asked last."""
@@ -162,16 +164,17 @@ class StoreTier:
             finally:
                 done.set()
 
-        self._jobs.put(clear)  # behind what waits, which it then removes
-        done.wait(timeout=60.0)
+        self._jobs.call(clear)  # behind what waits, which it then removes
+        with self._waiting():
+            done.wait(timeout=60.0)
 
     def remove(self, namespace: bytes, hashes: Collection[bytes]) -> None:
         """Remove these records of a namespace, and the tails behind them, also those that wait to be written."""
-        self._jobs.put(lambda: self._store.remove(namespace, hashes))
+        self._jobs.call(lambda: self._store.remove(namespace, hashes))
 
     def put_document(self, document: Document) -> bool:
         """Queue a document. False if there is no tier any more."""
-        self._jobs.put(lambda: self._store.put_document(document))
+        self._jobs.call(lambda: self._store.put_document(document))
         return not self._reason
 
     def get_document(self, kind: str, tenant: str, key: bytes) -> Document | None:
@@ -184,11 +187,11 @@ class StoreTier:
 
     def remove_document(self, kind: str, tenant: str, key: bytes) -> None:
         """Remove a document, also if it waits to be written."""
-        self._jobs.put(lambda: self._store.remove_document(kind, tenant, key))
+        self._jobs.call(lambda: self._store.remove_document(kind, tenant, key))
 
     def remove_documents(self, kind: str, tenant: str) -> None:
         """Remove a tenant's documents of a kind, and those that wait to be written."""
-        self._jobs.put(lambda: self._store.remove_documents(kind, tenant))
+        self._jobs.call(lambda: self._store.remove_documents(kind, tenant))
 
     def _read_documents(self, read: Callable[[], Sequence[Document | None]]) -> list[Document]:
         if self._reason:
@@ -202,30 +205,44 @@ class StoreTier:
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was queued is written; False if that took too long or the tier failed."""
         done = threading.Event()
-        self._jobs.put(done.set)
-        return done.wait(timeout=timeout_s) and not self._reason
+        self._jobs.call(done.set)
+        with self._waiting():
+            return done.wait(timeout=timeout_s) and not self._reason
 
     def close(self, timeout_s: float) -> None:
         """Write what is queued, for at most `timeout_s`, and let the store go."""
         end = time.monotonic() + timeout_s
         self._loads.put(None)
-        self._jobs.put(None)
-        for thread in self._threads:
-            thread.join(timeout=max(0.0, end - time.monotonic()))
+        self._jobs.call(None)
+        with self._waiting():
+            for thread in self._threads:
+                thread.join(timeout=max(0.0, end - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
             with suppress(*_FAILURES):
                 self._store.close()
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Inside, the writer waits for no turns."""
+        with self._lock:
+            self._num_waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+
     # The writer's thread
 
     def _write(self) -> None:
-        _yield_to_others()
         since_trim = _TRIM_EVERY_BYTES  # what is too old goes at the start
         while True:
-            jobs = self._next_jobs()
+            jobs = self._jobs.next(BATCH_BYTES if self._is_urgent else 1)
+            if not self._is_urgent:
+                self._turns.take(_PATIENCE_S)
             records: dict[object, list[Record]] = {}
             for job in jobs:
-                if isinstance(job, _Put):
+                if isinstance(job, Put):
                     records.setdefault(job.mark, []).append(job.record)
             size = sum(len(record.payload) for some in records.values() for record in some)
             try:
@@ -241,32 +258,28 @@ class StoreTier:
                 self._used_bytes = self._store.used_bytes
             except Exception as error:
                 self._fail(error)
-            with self._lock:
-                self._queued_bytes -= size
+            self._jobs.done(jobs)
             job = jobs[-1]
             if job is None:
                 return
-            if not isinstance(job, _Put):
+            if not isinstance(job, Put):
                 try:
                     job()
                 except Exception as error:
                     self._fail(error)
             if size and self.has_room():
                 self._on_room()
+            self._turns.end()
 
-    def _next_jobs(self) -> list[_Job]:
-        """The next jobs: records up to a batch, and what comes behind them if it is something else."""
-        jobs = [self._jobs.get()]
-        size = 0
-        while isinstance(jobs[-1], _Put):
-            size += len(jobs[-1].record.payload)
-            if size >= BATCH_BYTES:
-                break
-            try:
-                jobs.append(self._jobs.get_nowait())
-            except queue.Empty:
-                break
-        return jobs
+    def _settle(self) -> None:
+        self._settles = False
+        if self._turns.are_free and not self._reason:
+            self._store.settle()
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether somebody waits for what is queued, or soon would."""
+        return bool(self._num_waiting) or self._jobs.is_half_full
 
     # The reader's thread
 
@@ -288,7 +301,7 @@ class StoreTier:
         while not load.cancelled and start + BLOCK_SIZE <= reusable:
             ids = load.token_ids[start : start + BLOCK_SIZE]
             name = Name.of("block", load.namespace, parent, ids, self._hash)
-            payload = self._store.get(name)
+            payload = self._get(name)
             if payload is None:
                 break
             batch.append((name, payload))
@@ -302,18 +315,23 @@ class StoreTier:
             self._explain(load, parent, start)
         wanted = tuple(load.token_ids[start : min(start + BLOCK_SIZE - 1, reusable)])
         if wanted and not load.cancelled:
-            length, ids = max(
-                ((common_prefix(ids, wanted), ids) for ids in self._store.tails(load.namespace, parent)),
-                default=(0, ()),
+            tails = self._jobs.tails(load.namespace, parent, self._mark) + self._store.tails(
+                load.namespace, parent
             )
+            length, ids = max(((common_prefix(ids, wanted), ids) for ids in tails), default=(0, ()))
             if length:
                 name = Name.of("tail", load.namespace, parent, ids, self._hash)
-                payload = self._store.get(name)
+                payload = self._get(name)
                 if payload is not None:
                     batch.append((name, payload))
                     used.append(name.hash)
         self._num_loaded += len(used)
         self.touch(used[::-1])
+
+    def _get(self, name: Name) -> Payload | None:
+        """The payload of a record that waits to be written, or was."""
+        waiting = self._jobs.get(name, self._mark)
+        return self._store.get(name) if waiting is None else waiting
 
     def _explain(self, load: Load, parent: bytes, start: int) -> None:
         """Say why the blocks from `start` on were not here."""
@@ -345,9 +363,3 @@ class StoreTier:
             self._reason = told(error)
             self._complaint = complain_of(self._reason)
             _log.warning("%s", self._complaint)
-
-
-def _yield_to_others() -> None:
-    """Give this thread a low priority; on Linux each thread has its own."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)

@@ -68,7 +68,7 @@ class Load:
 
 
 class Tier(Protocol):
-    """What the engine needs of a tier; all calls return at once."""
+    """What the engine needs of a tier; all calls return at once, or nearly."""
 
     workspace_bytes: int
     """Memory that it may hold: its queue, what is on its way up, and the store's own caches."""
@@ -78,6 +78,12 @@ class Tier(Protocol):
     def touch(self, hashes: Sequence[bytes]) -> None: ...
     def load(self, load: Load) -> bool: ...
     def has_room(self) -> bool: ...
+    def give_turn(self) -> None:
+        """Lets it write something now, for which it is waited for a moment. From here on it waits for turns."""
+
+    def rest(self) -> None:
+        """Until the next turn the engine computes nothing."""
+
     def was_cleared(self) -> bool: ...
     def report(self) -> TierReport: ...
     def take_complaint(self) -> str | None: ...
@@ -116,6 +122,12 @@ class NullTier:
 
     def has_room(self) -> bool:
         return False
+
+    def give_turn(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
 
     def was_cleared(self) -> bool:
         return False
