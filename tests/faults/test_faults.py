@@ -77,6 +77,7 @@ class Subject:
         """Answers everything twice; returns how many tokens were loaded. `prepare` gets the open store first."""
         self.use(folder)
         if prepare is not None:
+            assert self.engine.disk.flush(10.0)  # what changes a store does so one at a time
             prepare(self.engine.disk._store)
         began, loaded = time.monotonic(), 0
         for again in range(2):
