@@ -6,7 +6,8 @@ import difflib
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -283,6 +284,10 @@ class SamplingParams:
             )
         if any(math.isnan(value) for value in self.logit_bias.values()):
             raise InvalidRequest("A logit bias is not a number.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return partial(SamplingParams, **{**values, "logit_bias": dict(self.logit_bias)}), ()
 
     @property
     def width(self) -> int:

@@ -18,9 +18,16 @@ OctavoError
 └── KernelArgumentError       a tensor is not what the kernel was told (`octavo.kernels.native`)
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class OctavoError(Exception):
     """Base of every error that Octavo raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args, self.__dict__)
 
 
 class UserError(OctavoError):
@@ -89,3 +96,10 @@ class NumericalError(EngineError):
 
 class EngineStopped(EngineError):
     """The engine was closed, or its thread died; the cause is chained."""
+
+
+def _again(kind: type[OctavoError], args: tuple[Any, ...], state: dict[str, Any]) -> OctavoError:
+    """An error as it was pickled, whatever its class is made with."""
+    error = Exception.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error

@@ -2,7 +2,7 @@
 
 from protocol import options, serve
 
-from octavo.cli.load import no_garbage_collection
+from octavo.models.imports import no_garbage_collection
 
 chosen = options()
 with no_garbage_collection():

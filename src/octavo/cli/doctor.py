@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.load import no_garbage_collection
 from octavo.cli.options import Weights, WeightsOption
 from octavo.cli.render import count, size
 from octavo.cli.terminal import Terminal
 from octavo.config import EngineConfig
 from octavo.errors import EngineError, OctavoError
 from octavo.models import catalog, store
+from octavo.models.imports import no_garbage_collection
 
 if TYPE_CHECKING:
     from octavo.config import WeightsChoice

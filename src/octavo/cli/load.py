@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.terminal import Terminal
 from octavo.models import catalog
+from octavo.models.imports import no_garbage_collection, scan_transformers_once
 
 if TYPE_CHECKING:
+    from octavo.models.loaded import Progress
     from octavo.sessions.engine import Engine
 
 
@@ -33,6 +33,16 @@ def loaded(model: str, settings: dict[str, Any], terminal: Terminal) -> Engine:
     Raises:
         OctavoError: as `opened`.
     """
+    with loading(model, terminal) as bars:
+        engine = make_engine(model, progress=bars, **settings)
+    for notice in engine.notices:
+        terminal.remark(notice)
+    return engine
+
+
+@contextmanager
+def loading(model: str, terminal: Terminal) -> Iterator[Progress]:
+    """Gets the model if it is not there, and shows bars while it is loaded, which is to be done inside the block."""
     logging.getLogger("octavo").addHandler(logging.NullHandler())  # each reply says it, in its notes
     # What can go wrong with names, files and downloads is told before torch is imported, which takes seconds.
     source = catalog.resolve(model)
@@ -41,22 +51,7 @@ def loaded(model: str, settings: dict[str, Any], terminal: Terminal) -> Engine:
         if source.path is None or source.kind in ("bundled", "gguf"):
             catalog.pull(source, bars)
         with no_garbage_collection():
-            engine = make_engine(model, progress=bars, **settings)
-    for notice in engine.notices:
-        terminal.remark(notice)
-    return engine
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """What the libraries make while they are imported stays to the end, so it is never gone over: that takes 0.5 s
-    at the start, and 0.2 s at the end or in the middle of an answer."""
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
+            yield bars
 
 
 def make_engine(model: str, **settings: Any) -> Engine:
@@ -64,16 +59,3 @@ def make_engine(model: str, **settings: Any) -> Engine:
     from octavo.sessions.engine import Engine
 
     return Engine(model, **settings)
-
-
-def scan_transformers_once() -> None:
-    """transformers goes through its models' files once for the package and once for `transformers.models`, and finds
-    the same; once is enough, and saves 0.2 s. For a process of our own."""
-    import transformers  # noqa: F401 (the first time)
-    from transformers.utils import import_utils
-
-    scan = getattr(import_utils, "create_import_structure_from_path", None)
-    if scan is not None:
-        import_utils.create_import_structure_from_path = lambda path: scan(
-            Path(path).parent if Path(path).is_file() else path
-        )

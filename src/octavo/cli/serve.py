@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.load import loaded
 from octavo.cli.options import EngineOptions, grouped
-from octavo.cli.served import loadings
+from octavo.cli.served import first_engine, loadings
 from octavo.cli.terminal import Terminal
 from octavo.cli.text import read_file
 from octavo.config import parse_bytes
@@ -21,11 +20,11 @@ from octavo.errors import InvalidRequest
 if TYPE_CHECKING:
     import socket
 
+    from octavo.server.engines import ServedEngine
     from octavo.server.models import Models
     from octavo.server.places import Loading
     from octavo.server.settings import ServerSettings
     from octavo.server.tenants import Keys
-    from octavo.sessions.engine import Engine
 
 _MODELS, _ACCESS, _LIMITS, _GAPS = "Several models", "Access", "Limits", "Text with a gap"
 
@@ -220,7 +219,7 @@ def serve(
 
 def _answer(
     first: str,
-    known: list[Loading[Engine]],
+    known: list[Loading[ServedEngine]],
     options: dict[str, Any],
     settings: ServerSettings,
     keys: Keys,
@@ -243,7 +242,7 @@ def _answer(
                 log("warmed", model=model.name, tenant=tenant.name or None, tokens=num_tokens)
 
     # Nothing here holds the engine, which may be unloaded and loaded again.
-    engines = [loaded(first, options, Terminal())]
+    engines = [first_engine(first, options, Terminal())]
     log_to_stderr()
     disk_bytes = options["kv_disk"] if options["kv_disk"] is not None else default_disk_bytes()
     disk = open_tier(disk_bytes if options["cache"] else 0, lambda: None)

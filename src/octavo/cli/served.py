@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.load import make_engine
+from octavo.cli.load import loading
+from octavo.cli.terminal import Terminal
 from octavo.errors import InvalidRequest
 from octavo.models import catalog
 from octavo.models.loaded import Source
 
 if TYPE_CHECKING:
+    from octavo.server.engines import ServedEngine
     from octavo.server.places import Loading
-    from octavo.sessions.engine import Engine
 
 _SHARE = 4, 5
 """Of the memory that is free at the start, which loaded models may take."""
@@ -21,7 +22,7 @@ _SHARE = 4, 5
 
 def loadings(
     models: Sequence[str], options: dict[str, Any], max_loaded_bytes: int | None
-) -> tuple[list[Loading[Engine]], int]:
+) -> tuple[list[Loading[ServedEngine]], int]:
     """How each model is loaded, and the bytes that they may take together.
 
     Several models without a budget for their caches share half of that equally; `options` gets it.
@@ -53,8 +54,37 @@ def loadings(
                 f"{source.name} needs about {num_bytes:,} bytes, {cache:,} of them for its cache, and loaded models "
                 f"may take {limit:,}. Raise --max-loaded or lower --kv-memory."
             )
-        found.append(Loading(source.name, num_bytes, partial(make_engine, model, **options)))
+        found.append(Loading(source.name, num_bytes, partial(_make_engine, model, logs=True, **options)))
     return found, limit
+
+
+def first_engine(model: str, options: dict[str, Any], terminal: Terminal) -> ServedEngine:
+    """The engine of a model, in a process of its own, with bars while it loads; whoever gets it closes it.
+
+    Raises:
+        OctavoError: the model cannot be found or loaded; the message says what to do.
+    """
+    with loading(model, terminal) as bars:
+        engine = _make_engine(model, progress=bars, meanwhile=_import_the_server, **options)
+    for notice in engine.notices:
+        terminal.remark(notice)
+    return engine
+
+
+def _make_engine(model: str, **options: Any) -> ServedEngine:
+    from octavo.server.remote.engine import RemoteEngine
+
+    return RemoteEngine(model, **options)
+
+
+def _import_the_server() -> None:
+    """What takes a second to import, and does not load torch."""
+    from octavo.models.imports import scan_transformers_once
+
+    scan_transformers_once()
+    from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+    import octavo.server.app  # noqa: F401
 
 
 def _weights(source: Source) -> int:

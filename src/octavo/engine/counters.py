@@ -6,9 +6,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from octavo.engine.scheduler import Scheduled
-from octavo.engine.sequence import Sequence
+if TYPE_CHECKING:
+    from octavo.engine.scheduler import Scheduled
+    from octavo.engine.sequence import Sequence
 
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the histogram of gaps; one more bucket has those above."""

@@ -10,7 +10,7 @@ import queue
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -103,6 +103,9 @@ class TokenEngine:
         self._ids = itertools.count()
         self._sinks: dict[str, Sink] = {}
         self._mailbox: Mailbox | None = None
+        self.on_step: Callable[[], None] = lambda: (
+            None
+        )  # on the engine's thread, when events have been given out
         self._thread.start(self._core, config.threads, self._dispatch, self._tell_all)
 
     def __enter__(self) -> Self:
@@ -213,6 +216,31 @@ class TokenEngine:
         self._submit(request, sink).add_done_callback(refused)
         return future
 
+    def submit(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        sampling: dict[str, Any],
+        *,
+        sink: Sink,
+    ) -> Future[None]:
+        """`stream` for another process: gives each event to `sink`, on the engine's thread.
+
+        Returns:
+            Whether the request was accepted. `drop` ends it before it has ended by itself.
+
+        Raises:
+            InvalidRequest: it can never be answered.
+            EngineStopped: the engine was closed.
+        """
+        request = replace(self._request(prompt, params, sampling), request_id=request_id)
+        return self._submit(request, sink)
+
+    def drop(self, request_id: str) -> None:
+        """Aborts a request that was submitted, if it still runs; its sink gets no more events."""
+        self._forget(request_id)
+
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream then yields a last delta with finish reason `abort`."""
         self._thread.post(lambda: self._dispatch(self._core.abort(request_id)))
@@ -282,6 +310,10 @@ class TokenEngine:
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Waits until everything reusable is on disk too; False if that took too long, or nothing is kept there."""
         return self._ask(lambda: self._core.flush(timeout_s))
+
+    def settle(self, timeout_s: float) -> bool:
+        """Waits until all that was given to the disk, or deleted from it, is so; False if that took too long."""
+        return self.disk.flush(timeout_s)
 
     def check(self) -> None:
         """Raises EngineStopped if the engine does not run any more."""
@@ -364,6 +396,7 @@ class TokenEngine:
         """The thread has ended: whoever still waits is told."""
         for request_id, sink in list(self._sinks.items()):
             sink(Failure(request_id, error))
+        self.on_step()
 
     def _save_more(self) -> None:
         """The tier below memory has written what it had: it can take more."""
@@ -375,6 +408,7 @@ class TokenEngine:
             sink = self._sinks.pop(event.request_id, None) if last else self._sinks.get(event.request_id)
             if sink is not None:
                 sink(event)
+        self.on_step()
 
 
 @contextmanager

@@ -6,14 +6,16 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.engine.messages import FinishReason, Reply, Timings, Usage, Why
-from octavo.engine.sequence import RequestState
 from octavo.engine.why import no_cache, other_tenant, preempted, tell_why
 from octavo.kv.explain import Miss
-from octavo.kv.manager import KVCacheManager
 from octavo.spec import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from octavo.engine.sequence import RequestState
+    from octavo.kv.manager import KVCacheManager
 
 MAX_RECORDS = 256
 _MAX_TENANTS = 64

@@ -7,11 +7,14 @@ goes on with behind a public beginning is seen by its own namespace alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from octavo.kv.manager import KVCacheManager
-from octavo.kv.storage.arena import SealedArena
-from octavo.kv.table import BlockTable
 from octavo.spec import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from octavo.kv.manager import KVCacheManager
+    from octavo.kv.storage.arena import SealedArena
+    from octavo.kv.table import BlockTable
 
 SHARED = "octavo:shared"
 """The `cache_namespace` of what all may take. Whatever is computed in it is public; pin it, or it may be evicted."""

@@ -22,7 +22,7 @@ from octavo.server.settings import ServerSettings
 from octavo.server.tenants import METRICS, NOBODY, Keys, Tenant
 
 if TYPE_CHECKING:
-    from octavo.sessions.engine import Engine
+    from octavo.server.engines import ServedEngine
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/", "/chat"})
 _OPEN_FOLDER = "/dashboard/assets/"
@@ -55,7 +55,11 @@ class Gate:
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, keys: Keys, engines: Callable[[], dict[str, Engine]]
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        keys: Keys,
+        engines: Callable[[], dict[str, ServedEngine]],
     ) -> None:
         self._app = app
         self._settings = settings

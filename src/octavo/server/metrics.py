@@ -16,7 +16,7 @@ from octavo.engine.messages import Reply
 from octavo.errors import EngineStopped
 
 if TYPE_CHECKING:
-    from octavo.sessions.engine import Engine
+    from octavo.server.engines import ServedEngine
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _POSITIONS = (0, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -30,7 +30,7 @@ class Metrics:
         num_open: requests that are being answered.
     """
 
-    def __init__(self, engines: Callable[[], dict[str, Engine]], num_open: Callable[[], int]) -> None:
+    def __init__(self, engines: Callable[[], dict[str, ServedEngine]], num_open: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_State(engines, num_open))
 
@@ -96,7 +96,7 @@ class Metrics:
 class _State(Collector):
     """What is so now, asked when it is read."""
 
-    def __init__(self, engines: Callable[[], dict[str, Engine]], num_open: Callable[[], int]) -> None:
+    def __init__(self, engines: Callable[[], dict[str, ServedEngine]], num_open: Callable[[], int]) -> None:
         self._engines = engines
         self._num_open = num_open
 
@@ -114,10 +114,11 @@ class _State(Collector):
         done: dict[str, Counters] = {}
         for name, engine in self._engines().items():
             try:
-                report, done[name] = engine.memory(), engine.counters()
+                report, counters = engine.memory(), engine.counters()
+                running, waiting = engine.num_sequences
             except EngineStopped:
                 continue
-            running, waiting = engine.num_sequences
+            done[name] = counters
             sequences.add_metric((name, "running"), running)
             sequences.add_metric((name, "waiting"), waiting)
             for of in ("weights", "kv_used", "kv_reusable", "kv_allocated", "kv_budget", "workspace"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from octavo.errors import ModelNotFound, OctavoError
 from octavo.kv.storage.tier import NullTier, Tier
 from octavo.server.chat.transcripts import DurableTranscripts, MemoryTranscripts, TranscriptStore
+from octavo.server.engines import ServedEngine
 from octavo.server.infill.prompt import FimPrompts
 from octavo.server.infill.tokens import find_fim_tokens
 from octavo.server.log import log
@@ -19,7 +20,6 @@ from octavo.server.problems import Problem
 from octavo.server.settings import ServerSettings
 from octavo.server.tokens import TokenTexts
 from octavo.server.tools.formats import ToolFormat, format_of
-from octavo.sessions.engine import Engine
 from octavo.sessions.history import common_length
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ class Model:
         fim: how it writes text with a gap; None if it cannot.
     """
 
-    def __init__(self, engine: Engine, transcripts: TranscriptStore | None, settings: ServerSettings) -> None:
+    def __init__(
+        self, engine: ServedEngine, transcripts: TranscriptStore | None, settings: ServerSettings
+    ) -> None:
         self.engine = engine
         self.name = engine.name
         self.transcripts = transcripts
@@ -76,7 +78,7 @@ class Model:
         if self.transcripts is not None:
             for key in keys:
                 self.transcripts.remove(namespace, key)
-        self.engine.disk.flush(30.0)  # when this is told, it is so
+        self.engine.settle(30.0)  # when this is told, it is so
 
     def warm(self, system: str, namespace: str, pin: str | None = None) -> int:
         """Reads a system prompt, so that the first request with it finds it read; `pin` as in `Retention`.
@@ -109,10 +111,10 @@ class Models:
 
     def __init__(
         self,
-        engines: Sequence[Engine],
+        engines: Sequence[ServedEngine],
         settings: ServerSettings,
         *,
-        more: Sequence[Loading[Engine]] = (),
+        more: Sequence[Loading[ServedEngine]] = (),
         disk: Tier | None = None,
         warm: Callable[[Model], None] = lambda _: None,
     ) -> None:
@@ -146,7 +148,7 @@ class Models:
         """The models that are loaded."""
         return iter(self._places.loaded().values())
 
-    def engines(self) -> dict[str, Engine]:
+    def engines(self) -> dict[str, ServedEngine]:
         """The engines that are loaded, by name."""
         return {name: model.engine for name, model in self._places.loaded().items()}
 
@@ -201,7 +203,7 @@ class Models:
         """Closes all engines."""
         self._places.close()
 
-    def _load(self, name: str, load: Callable[[], Engine]) -> Model:
+    def _load(self, name: str, load: Callable[[], ServedEngine]) -> Model:
         try:
             return self._made(load())
         except OctavoError:
@@ -211,7 +213,7 @@ class Models:
             said = f"{name} could not be loaded: {type(error).__name__}. The server's log has the cause."
             raise Problem(503, said, "model_unavailable", "model") from error
 
-    def _made(self, engine: Engine) -> Model:
+    def _made(self, engine: ServedEngine) -> Model:
         transcripts = None
         if self._settings.exact_history:
             disk = engine.disk if isinstance(self.disk, NullTier) else self.disk

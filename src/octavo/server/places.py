@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -184,9 +185,10 @@ class Places(Generic[T]):
 def _collect() -> None:
     """Gives back what only cycles hold, also among what was there when the process began to serve, and what the C
     library keeps."""
-    from octavo.models.exact import give_back_freed_memory  # whoever unloads a model has imported torch
-
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    give_back_freed_memory()
+    if "torch" in sys.modules:  # else engines have processes of their own, which have ended
+        from octavo.models.exact import give_back_freed_memory
+
+        give_back_freed_memory()

@@ -25,12 +25,13 @@ PATIENCE_S = 240
 
 @dataclass
 class Served:
-    """A server process. `lines` are those of its log."""
+    """A server process. `lines` are those of its log, and `said` what else it says."""
 
     url: str
     process: subprocess.Popen[str]
     key: str = "none"
     lines: list[dict[str, Any]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
 
     def http(self, **options: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=PATIENCE_S, **options)
@@ -78,13 +79,12 @@ def served(*options: str, model: str = "smollm2", **environment: str) -> Iterato
     )
     server = Served("", process)
     listens = threading.Event()
-    said: list[str] = []
 
     def read() -> None:
         assert process.stderr is not None
         for line in process.stderr:
             if not line.startswith("{"):
-                said.append(line)
+                server.said.append(line)
                 continue
             server.lines.append(json.loads(line))
             if server.lines[-1]["event"] == "serving":
@@ -96,7 +96,7 @@ def served(*options: str, model: str = "smollm2", **environment: str) -> Iterato
     reader.start()
     try:
         assert listens.wait(PATIENCE_S)
-        assert server.url, f"the server has ended: {''.join(said)}"
+        assert server.url, f"the server has ended: {''.join(server.said)}"
         yield server
     finally:
         if process.poll() is None:

@@ -8,7 +8,7 @@ import pytest
 from transformers import models
 from transformers.utils import import_utils
 
-from octavo.cli.load import scan_transformers_once
+from octavo.models.imports import scan_transformers_once
 
 NAME = "create_import_structure_from_path"
 

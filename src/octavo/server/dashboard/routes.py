@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.server.dashboard.feed import Feed
+from octavo.server.engines import ServedEngine
 from octavo.server.http import JsonReply, event_stream, sse_json, visit_of
 from octavo.server.models import Models
 from octavo.server.openai.routes import REFUSALS
@@ -18,7 +19,6 @@ from octavo.server.openai.schema import ErrorBody
 from octavo.server.problems import Problem, openai_error
 from octavo.server.schema import Schema
 from octavo.server.tenants import METRICS
-from octavo.sessions.engine import Engine
 
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -90,7 +90,7 @@ def dashboard_routes(models: Models, feed: Feed) -> APIRouter:
     return router
 
 
-async def _engine(models: Models, name: str | None, request: Request) -> Engine:
+async def _engine(models: Models, name: str | None, request: Request) -> ServedEngine:
     """The engine of a loaded model, held until the request has been answered."""
     name = name or models.names[0]
     models.check_name(name)
