@@ -197,7 +197,8 @@ def main() -> None:
             for one in keystrokes
         ]
         ids = [fim.infill(gap, room=room, namespace="") for gap in gaps]
-    with httpx2.Client(base_url=arguments.url, timeout=240) as http:
+    anew = httpx2.Limits(max_keepalive_connections=0)  # each time, as the plugin does, which calls curl
+    with httpx2.Client(base_url=arguments.url, timeout=240, limits=anew) as http:
         figures = run(http, keystrokes, ids)
     for name, value in figures.items():
         print(f"{name:20} {value:10.3f}")
