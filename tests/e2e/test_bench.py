@@ -268,3 +268,12 @@ def test_agents(tiny: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"by value, disk  computed +[\d,]+ for", done.stdout)
     assert re.search(r"LRU, no disk    computed +[\d,]+ for", done.stdout)
+
+
+def test_many(tiny: Path) -> None:
+    command = [sys.executable, "bench/many.py", "--model", str(tiny)]
+    command += ["--conversations", "3", "--turns", "2", "--memory-for", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"6 answers in \d+ s, 0 other than alone", done.stdout)
+    assert "held by running sequences afterwards: 0 bytes" in done.stdout

@@ -97,7 +97,7 @@ class Subject:
 
         def recorded(*args, **options):
             logits = run(*args, **options)
-            rows.append(torch.as_tensor(logits))
+            rows.append(torch.as_tensor(logits).clone())
             return logits
 
         runner.run = recorded

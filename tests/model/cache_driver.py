@@ -71,7 +71,7 @@ class CacheDriver:
 
     @torch.inference_mode()
     def _run(self, chunks: list[Chunk], rows: torch.Tensor | None = None) -> torch.Tensor:
-        return self.runner.run(chunks, rows)
+        return self.runner.run(chunks, rows).clone()
 
     def _commit(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:

@@ -40,7 +40,7 @@ def answer(engine: TokenEngine, prompt: list[int], num_tokens: int = 12, **optio
 
     def recorded(*args, **options):
         logits = run(*args, **options)
-        rows.append(torch.as_tensor(logits))
+        rows.append(torch.as_tensor(logits).clone())
         return logits
 
     engine._core._cache.runner.run = recorded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from octavo.kv.table import BlockTable, StepPlan
 from octavo.models.adapter import StepContext
 from octavo.models.prepare import PreparedModel
 from octavo.spec import BLOCK_SIZE
+
+_KEPT_LOGITS_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -58,12 +61,14 @@ class Runner:
             device=device,
             debug_fill=debug_fill,
         )
+        fused = prepared.fused
+        self._logits = None if fused is None else torch.empty(0, fused.vocab_size, dtype=torch.float32)
         self.num_bytes_read = 0
         """Bytes of sealed pages that attention has read so far."""
 
     @property
     def workspace_bytes(self) -> int:
-        return self._prepared.workspace_bytes
+        return self._prepared.workspace_bytes + (0 if self._logits is None else self._logits.nbytes)
 
     @property
     def allocated_bytes(self) -> int:
@@ -77,7 +82,7 @@ class Runner:
             rows: int64 `[R]`, the tokens of the step whose logits are wanted; without it, each chunk's last one.
 
         Returns:
-            float32 logits `[R, vocabulary]`, on the CPU.
+            float32 logits `[R, vocabulary]`, on the CPU. They are there until the next run.
         """
         for chunk in chunks:
             self._make_room(chunk)
@@ -103,9 +108,21 @@ class Runner:
             torch.tensor(positions, device=self._device),
             rows.to(self._device),
             context,
+            self._room_for(len(rows)),
         )
         self.num_bytes_read += step.bytes_read
         return logits.float().cpu()
+
+    def _room_for(self, num_rows: int) -> torch.Tensor | None:
+        """Where that many rows of logits may go: megabytes, which the system would have to clear anew for each step."""
+        if self._logits is None:
+            return None
+        if len(self._logits) < num_rows:
+            shape = num_rows, self._logits.shape[1]
+            if 4 * math.prod(shape) > _KEPT_LOGITS_BYTES:
+                return None
+            self._logits = torch.empty(shape, dtype=torch.float32)
+        return self._logits[:num_rows]
 
     def _make_room(self, chunk: Chunk) -> None:
         first_new = chunk.table.num_tokens // BLOCK_SIZE

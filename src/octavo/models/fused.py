@@ -109,14 +109,19 @@ class FusedDecoder:
         return self._rotary.turn(distance)
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: StepContext
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        context: StepContext,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One packed step; see `octavo.models.adapter.forward`. Logits are float32."""
+        """One packed step; see `octavo.models.adapter.forward`. Logits are float32; `out` is where they go."""
         step = context.step
         assert isinstance(step, NativeStep)
         step.check_pages(context.sealed[-1].numel(), context.opened[-1].numel())
         x = self._embed(token_ids)
-        logits = torch.empty((len(rows), self.vocab_size), dtype=torch.float32)
+        logits = torch.empty((len(rows), self.vocab_size), dtype=torch.float32) if out is None else out
         if self._pages is None or self._pages[0] is not context.sealed:
             self._pages = (context.sealed, _addresses(context.sealed), _addresses(context.opened))
         needed = self._native.workspace_bytes(step.native, len(token_ids), len(rows))

@@ -84,11 +84,16 @@ class PreparedModel:
         return self.kernels.workspace_bytes + (0 if self.fused is None else self.fused.workspace_bytes)
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context: StepContext
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        context: StepContext,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One packed step; see `octavo.models.adapter.forward`."""
+        """One packed step; see `octavo.models.adapter.forward`. `out`, of the logits' shape, may be used for them."""
         if self.fused is not None:
-            return self.fused.forward(token_ids, positions, rows, context)
+            return self.fused.forward(token_ids, positions, rows, context, out)
         return adapter.forward(self.model, token_ids, positions, rows, context)
 
 
