@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# A thread that waits for the others of a step spins for about 0.1 ms before it sleeps, instead of some 3: between two
+# A thread that waits for the others of a step spins for about 0.5 ms before it sleeps, instead of some 3: between two
 # steps its processor is then there for what runs beside the engine. OpenMP's runtime reads this when it is loaded.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "50000")
 
 # Loaded on first use, so that `import octavo` does not load torch.
 _LAZY = {
