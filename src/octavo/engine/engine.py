@@ -164,11 +164,12 @@ class TokenEngine:
             mailbox = self._mailbox = Mailbox(loop)
         accepted = self._submit(request, partial(mailbox.put, events.put_nowait))
         try:
-            while not accepted.done():
-                await asyncio.wait([asyncio.wrap_future(accepted)], timeout=1.0)
+            waiting = asyncio.wrap_future(accepted)
+            while not waiting.done():
+                await asyncio.wait([waiting], timeout=1.0)
                 if self._thread.is_over and not accepted.done():
                     raise self._thread.stopped()
-            accepted.result()
+            waiting.result()
             while True:
                 event = await events.get()
                 if isinstance(event, Failure):

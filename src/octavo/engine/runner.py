@@ -19,6 +19,8 @@ from octavo.models.prepare import PreparedModel
 from octavo.spec import BLOCK_SIZE
 
 _KEPT_LOGITS_BYTES = 32 << 20
+_CHOICE_BYTES = 24
+"""For a token of the vocabulary: weights, their order and their sums, while one token is chosen."""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,9 @@ class Runner:
 
     @property
     def workspace_bytes(self) -> int:
-        return self._prepared.workspace_bytes + (0 if self._logits is None else self._logits.nbytes)
+        width = int(self._prepared.model.config.vocab_size)
+        kept = 0 if self._logits is None else self._logits.nbytes
+        return self._prepared.workspace_bytes + kept + _CHOICE_BYTES * width
 
     @property
     def allocated_bytes(self) -> int:

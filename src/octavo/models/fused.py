@@ -73,6 +73,7 @@ class FusedDecoder:
             self._add(layer)
         self._pages: tuple[list[torch.Tensor], Addresses, Addresses] | None = None
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._input_bytes = 0  # of the largest step
         if not keep:
             self.let_go()
 
@@ -94,7 +95,7 @@ class FusedDecoder:
 
     @property
     def workspace_bytes(self) -> int:
-        return self._scratch.numel()
+        return self._scratch.numel() + self._input_bytes
 
     @property
     def matrices(self) -> dict[str, PackedMatrix]:
@@ -121,6 +122,7 @@ class FusedDecoder:
         assert isinstance(step, NativeStep)
         step.check_pages(context.sealed[-1].numel(), context.opened[-1].numel())
         x = self._embed(token_ids)
+        self._input_bytes = max(self._input_bytes, x.nbytes)
         logits = torch.empty((len(rows), self.vocab_size), dtype=torch.float32) if out is None else out
         if self._pages is None or self._pages[0] is not context.sealed:
             self._pages = (context.sealed, _addresses(context.sealed), _addresses(context.opened))
