@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psutil
@@ -21,8 +21,8 @@ from octavo.config import EngineConfig, Retention, SamplingParams, parse_bytes, 
 from octavo.engine.core import EngineCore
 from octavo.engine.counters import Counters
 from octavo.engine.journal import RequestRecord
-from octavo.engine.mailbox import Mailbox, Sink
-from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request
+from octavo.engine.mailbox import Inbox, Mailbox, Sink
+from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request, is_last
 from octavo.engine.snapshot import Snapshot, make_snapshot
 from octavo.engine.thread import EngineThread
 from octavo.errors import EngineStopped, InvalidRequest
@@ -103,9 +103,8 @@ class TokenEngine:
         self._ids = itertools.count()
         self._sinks: dict[str, Sink] = {}
         self._mailbox: Mailbox | None = None
-        self.on_step: Callable[[], None] = lambda: (
-            None
-        )  # on the engine's thread, when events have been given out
+        # Called on the engine's thread, when the events of a step have been given out.
+        self.on_step: Callable[[], None] = lambda: None
         self._thread.start(self._core, config.threads, self._dispatch, self._tell_all)
 
     def __enter__(self) -> Self:
@@ -157,12 +156,9 @@ class TokenEngine:
             request = await asyncio.to_thread(self._request, prompt, params, sampling)
         else:
             request = self._request(prompt, params, sampling)
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        mailbox = self._mailbox
-        if mailbox is None or mailbox.loop is not loop:
-            mailbox = self._mailbox = Mailbox(loop)
-        accepted = self._submit(request, partial(mailbox.put, events.put_nowait))
+        self._mailbox = Mailbox.of_this_loop(self._mailbox)
+        inbox = Inbox(self._mailbox)
+        accepted = self._submit(request, inbox.put)
         try:
             waiting = asyncio.wrap_future(accepted)
             while not waiting.done():
@@ -171,11 +167,9 @@ class TokenEngine:
                     raise self._thread.stopped()
             waiting.result()
             while True:
-                event = await events.get()
-                if isinstance(event, Failure):
-                    raise event.error
+                event = await inbox.next()
                 yield event
-                if isinstance(event, Delta) and event.reply is not None:
+                if is_last(event):
                     return
         finally:
             self._forget(request.request_id)
@@ -405,8 +399,11 @@ class TokenEngine:
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
-            last = isinstance(event, Failure) or (isinstance(event, Delta) and event.reply is not None)
-            sink = self._sinks.pop(event.request_id, None) if last else self._sinks.get(event.request_id)
+            sink = (
+                self._sinks.pop(event.request_id, None)
+                if is_last(event)
+                else self._sinks.get(event.request_id)
+            )
             if sink is not None:
                 sink(event)
         self.on_step()

@@ -6,8 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
-from octavo.engine.messages import Event
+from octavo.engine.messages import Event, Failure
 
 Sink = Callable[[Event], None]
 
@@ -19,6 +20,12 @@ class Mailbox:
         self.loop = loop
         self._letters: deque[tuple[Sink, Event]] = deque()
         self._woken = False
+
+    @classmethod
+    def of_this_loop(cls, latest: Mailbox | None) -> Mailbox:
+        """That of the running loop: `latest`, unless that is another loop's."""
+        loop = asyncio.get_running_loop()
+        return cls(loop) if latest is None or latest.loop is not loop else latest
 
     def put(self, deliver: Sink, event: Event) -> None:
         """Has `deliver(event)` called on the loop. For the engine's thread."""
@@ -33,3 +40,22 @@ class Mailbox:
         while self._letters:
             deliver, event = self._letters.popleft()
             deliver(event)
+
+
+class Inbox:
+    """The events of one request, for a coroutine of the mailbox's loop.
+
+    Attributes:
+        put: takes an event; for the engine's thread.
+    """
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self.put: Sink = partial(mailbox.put, self._events.put_nowait)
+
+    async def next(self) -> Event:
+        """Waits for the next event; raises the error that a failure tells of."""
+        event = await self._events.get()
+        if isinstance(event, Failure):
+            raise event.error
+        return event

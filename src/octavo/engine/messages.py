@@ -275,3 +275,8 @@ class Failure:
 
 
 Event = Delta | Progress | Failure
+
+
+def is_last(event: Event) -> bool:
+    """Whether its request gets no more events."""
+    return isinstance(event, Failure) or (isinstance(event, Delta) and event.reply is not None)

@@ -2,10 +2,9 @@
 
 The writer's queue is bounded: what does not fit is dropped and counted. The writer takes records one by one, in
 turns between the engine's steps, and many in one transaction when the queue fills. Until then they are served from
-the queue. The reader fetches what a waiting
-prompt can use, checks it, and hands it over in batches while it reads on. An error, whatever it is, turns the tier
-off, for good and with a reason; the engine then goes on as if there were none. A thread that died of it would let
-everybody wait.
+the queue. The reader fetches what a waiting prompt can use, checks it, and hands it over in batches while it reads
+on. An error, whatever it is, turns the tier off, for good and with a reason; the engine then goes on as if there were
+none. A thread that died of it would let everybody wait.
 """
 
 from __future__ import annotations

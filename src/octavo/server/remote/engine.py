@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import queue
 import subprocess
@@ -10,14 +9,14 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from octavo.config import SamplingParams
 from octavo.engine.counters import Counters
 from octavo.engine.journal import RequestRecord
-from octavo.engine.mailbox import Mailbox, Sink
-from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply
+from octavo.engine.mailbox import Inbox, Mailbox, Sink
+from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, is_last
 from octavo.engine.snapshot import Snapshot
 from octavo.errors import EngineStopped
 from octavo.kv.storage.tier import NullTier, Tier
@@ -92,19 +91,14 @@ class RemoteEngine:
     async def astream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
     ) -> AsyncGenerator[Event, None]:
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        mailbox = self._mailbox
-        if mailbox is None or mailbox.loop is not loop:
-            mailbox = self._mailbox = Mailbox(loop)
-        request_id = self._submit(prompt, params, sampling, partial(mailbox.put, events.put_nowait))
+        self._mailbox = Mailbox.of_this_loop(self._mailbox)
+        inbox = Inbox(self._mailbox)
+        request_id = self._submit(prompt, params, sampling, inbox.put)
         try:
             while True:
-                event = await events.get()
-                if isinstance(event, Failure):
-                    raise event.error
+                event = await inbox.next()
                 yield event
-                if isinstance(event, Delta) and event.reply is not None:
+                if is_last(event):
                     return
         finally:
             self._forget(request_id)
@@ -277,8 +271,9 @@ class RemoteEngine:
             self._tell_all()
 
     def _deliver(self, event: Event) -> None:
-        last = isinstance(event, Failure) or (isinstance(event, Delta) and event.reply is not None)
-        sink = self._sinks.pop(event.request_id, None) if last else self._sinks.get(event.request_id)
+        sink = (
+            self._sinks.pop(event.request_id, None) if is_last(event) else self._sinks.get(event.request_id)
+        )
         if sink is not None:
             sink(event)
 

@@ -30,9 +30,8 @@ FACTS = ("name", "tokenizer", "context", "vocab_size", "eos_token_ids", "fingerp
 
 CALLS = frozenset(
     {
-        *("snapshot", "memory", "recent", "counters", "num_sequences", "check_integrity"),
-        *("pin_conversation", "unpin_conversation", "drop_conversation", "unpin"),
-        *("forget", "forget_sequence", "clear", "flush", "settle"),
+        *("snapshot", "memory", "recent", "counters", "num_sequences", "settle"),
+        *("pin_conversation", "unpin_conversation", "drop_conversation", "forget", "forget_sequence"),
     }
 )
 """What the server may ask of it."""
