@@ -114,6 +114,24 @@ def test_same_bytes_in_any_chunks_batches_and_threads(isa, dtype, kv_format):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("scoring", [PLAIN, Scoring(0.125, window=600)])
+def test_a_long_sequence_beside_short_ones_is_shared_by_threads(scoring):
+    lengths = [1650, 40, 600, 70, 90]
+    expected = Sequences(make(NativeKernels, torch.bfloat16, kv_format="int8"), lengths).run(10_000, scoring)
+    threads = torch.get_num_threads()
+    try:
+        for num_threads in (2, 4):
+            torch.set_num_threads(num_threads)
+            got = Sequences(make(NativeKernels, torch.bfloat16, kv_format="int8"), lengths)
+            got.step([1500, 0, 560, 32, 50], scoring)
+            for chunks in ([9, 30, 1, 1, 1], [40, 1, 1, 1, 1], [1, 1, 35, 1, 1], [100, 8, 3, 35, 37]):
+                got.step(chunks, scoring)
+            for a, b in zip(expected.out, got.out, strict=True):
+                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), num_threads
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("kv_format", ["bf16", "int8"])
 def test_layers_in_one_call_are_as_layers_one_by_one(isa, kv_format):
     kernels = make(NativeKernels, torch.bfloat16, kv_format=kv_format)

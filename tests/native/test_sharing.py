@@ -95,6 +95,21 @@ def test_longer_chunks_beside_them_share_nothing_and_change_nothing():
     assert same_bits(data.out, expected.out)
 
 
+@pytest.mark.parametrize("num_threads", [2, 5])
+def test_threads_may_share_what_is_left_of_each(num_threads):
+    threads = torch.get_num_threads()
+    data = family(make(NativeKernels, torch.bfloat16, 9, 3, 64, 64, "int8"))
+    expected = alone(data, PLAIN)
+    try:
+        torch.set_num_threads(num_threads)  # of two sequences, the heads are too few to keep them busy
+        for pair in ((0, 1), (4, 5), (2, 3)):
+            for _ in range(STEPS):
+                data.step([int(i in pair) for i in range(len(FROM))])
+    finally:
+        torch.set_num_threads(threads)
+    assert same_bits(data.out, expected.out)
+
+
 def test_more_sequences_than_a_tile_has_rows():
     kernels = make(NativeKernels, torch.bfloat16, 6, 1, 32, 32, "int8")
     num = 50  # 300 rows

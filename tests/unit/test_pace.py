@@ -26,10 +26,19 @@ def test_without_decodes_a_step_is_full():
     assert Pace(5).allowed(5, 1) == 0
 
 
-def test_the_first_step_and_now_and_then_another_shows_how_long_decoding_takes():
+def test_the_first_steps_and_now_and_then_others_show_how_long_decoding_takes():
     done = run(Pace(512), 200)
     alone = [number for number, (count, _) in enumerate(done) if not count]
-    assert alone == [0, 65, 130, 195]
+    assert alone == [0, 1, 66, 67, 132, 133, 198, 199]
+
+
+def test_a_step_between_others_does_not_show_how_long_decoding_takes():
+    pace = Pace(512)
+    before = run(pace, 30)[-1][0]
+    for _ in range(20):
+        pace.computed(8, 0, 3 * DECODE_S)
+        pace.computed(8, before, DECODE_S + 0.0005 * before)
+    assert run(pace, 1)[-1][0] == before
 
 
 @pytest.mark.parametrize("token_s", [0.00005, 0.0002, 0.0005])
@@ -55,5 +64,6 @@ def test_several_prompts_are_read_faster_than_one():
 def test_one_slow_step_does_not_change_the_pace():
     pace = Pace(512)
     before = run(pace, 60)[-1][0]
+    pace.computed(8, 0, 1.0)
     pace.computed(8, 0, 1.0)
     assert run(pace, 20)[-1][0] == before

@@ -11,6 +11,7 @@ because the earlier blocks are unpacked for each, so pieces end there.
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 
 from octavo.spec import BLOCK_SIZE, cdiv
@@ -19,7 +20,8 @@ STRETCH = 2.25
 """Of the time of a step that only decodes: what a step takes that reads prompts, too."""
 
 _REFRESH = 64
-"""After so many steps that read prompts, one decodes only, so that its time is known."""
+"""After so many steps that read prompts, two decode only, so that the time of the second is known: the first one finds
+its data gone from the CPU's caches."""
 
 _FIRST, _LEAST = BLOCK_SIZE, 4
 
@@ -36,6 +38,7 @@ class Pace:
         self._decode_s: deque[float] = deque(maxlen=9)
         self._token_s: float | None = None
         self._num_mixed = 0
+        self._decoded_only = False  # the last step
 
     def allowed(self, num_decodes: int, num_prompts: int) -> int:
         """Prompt tokens that the next step may read; 0 where it should show how long decoding alone takes.
@@ -59,14 +62,15 @@ class Pace:
     def computed(self, num_decodes: int, num_read: int, seconds: float) -> None:
         """A step has decoded for so many sequences and read so many tokens of prompts."""
         if not num_read:
-            self._num_mixed = 0
-            self._decode_s.append(seconds)
+            if self._decoded_only:
+                self._num_mixed = 0
+                self._decode_s.append(seconds)
         elif num_decodes and self._decode_s:
             self._num_mixed += 1
             added_s = max(seconds - self._decoding_s(), seconds / 16)
             token_s = added_s / num_read
             self._token_s = token_s if self._token_s is None else 0.6 * self._token_s + 0.4 * token_s
+        self._decoded_only = not num_read
 
     def _decoding_s(self) -> float:
-        """A step that decodes only; the lower quarter, because one between others finds its data gone from caches."""
-        return sorted(self._decode_s)[len(self._decode_s) // 4]
+        return statistics.median_low(self._decode_s)
