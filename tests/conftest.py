@@ -12,6 +12,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["OCTAVO_KV_DISK"] = "0"
 
 import torch  # noqa: F401 (before the native module, so that both share one OpenMP runtime)
+from hypothesis import HealthCheck, settings
+
+# No test fails because the machine is busy, not even while hypothesis makes its tables of characters on a first run.
+settings.register_profile("octavo", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("octavo")
 
 sys.path.insert(0, str(Path(__file__).parent / "model"))
 sys.path.insert(0, str(Path(__file__).parent / "native"))

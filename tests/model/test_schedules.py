@@ -100,7 +100,6 @@ def lone():
 
 @settings(
     max_examples=200,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # an engine is slow to shrink with
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

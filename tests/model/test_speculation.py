@@ -129,7 +129,7 @@ def test_answers_in_one_batch_draft_beside_each_other(always: dict[str, Any]) ->
     assert always["drafted"] > 100
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     max_tokens=st.integers(1, 70), begin=st.integers(1, 60), width=st.integers(1, 3), seed=st.integers(0, 99)
 )

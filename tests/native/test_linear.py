@@ -102,7 +102,7 @@ def test_codes_scales_and_minima_are_kept(name):
     assert weights.num_bytes <= 1.1 * packed.numel()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(CODED), st.integers(1, 70), st.integers(1, 3), st.data())
 def test_any_bytes_survive_packing(name, num_outputs, num_blocks, data):
     columns = num_blocks * block_size(name)

@@ -155,7 +155,7 @@ def byte_ids(tokenizer: PreTrainedTokenizerFast, data: bytes) -> list[int]:
 
 
 @each_tokenizer
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), skip=st.booleans())
 def test_random_tokens_give_the_text_of_the_whole(name: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = ALL[name]()
@@ -167,7 +167,7 @@ def test_random_tokens_give_the_text_of_the_whole(name: str, data: st.DataObject
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "byte_fallback_no_strip"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(parts=st.lists(st.one_of(st.text(max_size=4), st.binary(min_size=1, max_size=4)), max_size=8))
 def test_text_mixed_with_broken_bytes(name: str, parts: list[str | bytes]) -> None:
     tokenizer = ALL[name]()
@@ -367,7 +367,7 @@ def test_a_stop_string_of_several_bytes_a_character() -> None:
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "metaspace", "word_piece"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), stop=st.lists(st.text("ab \n", min_size=1, max_size=4), max_size=3))
 def test_stop_strings_cut_the_text_of_the_whole(name: str, data: st.DataObject, stop: list[str]) -> None:
     tokenizer = ALL[name]()
@@ -384,7 +384,7 @@ def test_stop_strings_cut_the_text_of_the_whole(name: str, data: st.DataObject, 
     assert detokenizer.stopped == stopped
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     text=st.text("abc🙂", max_size=24),
     stop=st.lists(st.text("abc🙂", min_size=1, max_size=5), max_size=4),
@@ -394,7 +394,7 @@ def test_stop_strings_in_text_of_one_token_a_byte(text: str, stop: list[str]) ->
     assert ("".join(pieces), detokenizer.stopped) == cut(text, stop)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text("ab", max_size=16), stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=2))
 def test_no_more_is_held_back_than_needed(text: str, stop: list[str]) -> None:
     tokenizer = byte_level()

@@ -172,7 +172,6 @@ def drive(machine: type[CacheMachine], num_steps: int) -> None:
             settings=settings(
                 max_examples=num_steps // 50,
                 stateful_step_count=50,
-                deadline=None,
                 database=None,
                 print_blob=True,
                 suppress_health_check=list(HealthCheck),

@@ -48,7 +48,7 @@ filters = st.fixed_dictionaries(
 noises = st.one_of(st.just(0.0), st.just(LARGEST_NOISE), st.floats(0, LARGEST_NOISE))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(values=rows, filters=filters, noise=noises)
 def test_filters_and_draw_agree_with_the_reference(
     values: list[float], filters: dict[str, float], noise: float
@@ -90,7 +90,7 @@ def test_large_vocabularies_agree_with_the_reference(
 # --- greedy
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(values=rows)
 def test_temperature_zero_takes_the_first_largest(values: list[float]) -> None:
     expected = min(range(len(values)), key=lambda token_id: (-values[token_id], token_id))
@@ -216,7 +216,7 @@ def test_drawn_seeds_differ() -> None:
 # --- bias and penalties
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     values=st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=12),
     data=st.data(),

@@ -82,7 +82,7 @@ COLUMNS = ("kind", "namespace", "parent", "token_ids", "num_bytes", "checksum", 
 
 
 @given(column=st.sampled_from((*COLUMNS, "data")), bit=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_changed_bit_anywhere_in_a_record_is_found(tmp_path_factory, column: str, bit: int) -> None:
     store = DiskStore(tmp_path_factory.mktemp("kv") / "store.sqlite")
     store.put([record(0, expires_s=time.time() + 1000)])

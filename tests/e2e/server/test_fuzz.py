@@ -81,7 +81,6 @@ def test_no_request_fails_the_server(document: Any) -> None:
             @given(case=operation.as_strategy(generation_mode=mode))
             @settings(
                 max_examples=NUM_EXAMPLES,
-                deadline=None,
                 database=None,
                 derandomize=NUM_EXAMPLES < 100,
                 suppress_health_check=list(HealthCheck),

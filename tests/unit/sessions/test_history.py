@@ -164,7 +164,7 @@ TURNS = st.lists(
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
 @pytest.mark.parametrize("name", ["chatml", "llama3", "qwen3", "mistral", "llama2", "gemma", "none"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(steps=TURNS)
 def test_whatever_is_said_the_next_prompt_begins_with_it(
     make_engine: Callable[..., Any], name: str, kind: str, steps: list[Any]
