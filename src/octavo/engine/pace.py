@@ -4,9 +4,9 @@ Who writes waits for the whole step. So beside decodes, a step reads as many pro
 `STRETCH` times as long as the decodes alone, when one prompt is read. With several, what is added grows with the
 square of their number: each waits for those before it as well, and small pieces would cost all of them.
 
-Both times are measured: that of steps that only decode, and what a prompt token has added to the others, lately,
-because it grows with the position. A few tokens on both sides of a block's end cost twice as much as within it,
-because the earlier blocks are unpacked for each, so pieces end there.
+Both times are measured: that of steps that only decode, where two of them follow each other, and what a prompt token
+has added to the others, lately, because it grows with the position. A few tokens on both sides of a block's end cost
+twice as much as within it, because the earlier blocks are unpacked for each, so pieces end there.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.eviction import LRU, EvictionPolicy
-from octavo.kv.explain import Departed, Miss, explain
+from octavo.kv.explain import Departed, Miss, MissCause, explain
 from octavo.kv.hashing import BlockHash, Kind, Name, block_hash
 from octavo.kv.integrity import check_integrity
 from octavo.kv.prefix import Parent, PrefixIndex, PublishedBlock
@@ -207,23 +207,8 @@ class KVCacheManager:
         return self._index[block_id].token_ids
 
     def chains(self, parent: Parent, limit: int) -> list[list[int]]:
-        """Ways to go on behind `parent`, `limit` at most: published blocks, the longest way first.
-
-        Where there are very many, some are not looked at.
-        """
-        ways: list[list[int]] = []
-        waiting = [[block_id] for block_id in self._index.children(parent)]
-        while waiting and len(ways) < 8 * limit:
-            way = waiting.pop()
-            children = list(self._index.children(way[-1]))
-            if not children:
-                ways.append(way)
-                continue
-            for child in children[1:]:
-                waiting.append([*way, child])
-            way.append(children[0])
-            waiting.append(way)
-        return sorted(ways, key=len, reverse=True)[:limit]
+        """See `PrefixIndex.chains`."""
+        return self._index.chains(parent, limit)
 
     def name(self, kind: Kind, namespace: bytes, parent: Parent, token_ids: Sequence[int]) -> Name:
         """What the tokens behind `parent`, a published block or the namespace, are called in a lower tier."""
@@ -294,7 +279,7 @@ class KVCacheManager:
     def forget(self, namespace: bytes) -> None:
         """Forget what could be reused of a namespace. What its running sequences hold stays until they end."""
         for tail in self._slots.clear_tails(namespace):
-            self._departed.add_tail(tail, self._index.chain_hash(tail.parent), "cleared")
+            self._depart(tail, "cleared")
         for block in self._blocks.forget(namespace):
             self._departed.add_block(block.block_hash, "cleared")
         for table in self._tables:
@@ -325,8 +310,7 @@ class KVCacheManager:
         return forgotten
 
     def _forget_tail(self, slot: int) -> None:
-        tail = self._slots.forget_tail(slot)
-        self._departed.add_tail(tail, self._index.chain_hash(tail.parent), "cleared")
+        self._depart(self._slots.forget_tail(slot), "cleared")
 
     def pin(self, table: BlockTable, max_blocks: int) -> BlockTable:
         """A holder of a sequence's sealed blocks, the first `max_blocks` at most, which keeps them from eviction.
@@ -358,7 +342,7 @@ class KVCacheManager:
         what they compute to themselves.
         """
         for tail in self._slots.clear_tails():
-            self._departed.add_tail(tail, self._index.chain_hash(tail.parent), "cleared")
+            self._depart(tail, "cleared")
         for block in self._blocks.clear():
             self._departed.add_block(block.block_hash, "cleared")
         for table in self._tables:
@@ -472,4 +456,7 @@ class KVCacheManager:
         self.num_evicted[block.namespace] += 1
 
     def _on_drop_tail(self, tail: Tail) -> None:
-        self._departed.add_tail(tail, self._index.chain_hash(tail.parent), "below_one_block")
+        self._depart(tail, "below_one_block")
+
+    def _depart(self, tail: Tail, cause: MissCause) -> None:
+        self._departed.add_tail(tail, self._index.chain_hash(tail.parent), cause)

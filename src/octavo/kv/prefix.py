@@ -98,6 +98,25 @@ class PrefixIndex:
         """The published blocks that continue `parent`."""
         return self._children.get(parent, ())
 
+    def chains(self, parent: Parent, limit: int) -> list[list[int]]:
+        """Ways to go on behind `parent`, `limit` at most: published blocks, the longest way first.
+
+        Where there are very many, some are not looked at.
+        """
+        ways: list[list[int]] = []
+        waiting = [[block_id] for block_id in self.children(parent)]
+        while waiting and len(ways) < 8 * limit:
+            way = waiting.pop()
+            children = list(self.children(way[-1]))
+            if not children:
+                ways.append(way)
+                continue
+            for child in children[1:]:
+                waiting.append([*way, child])
+            way.append(children[0])
+            waiting.append(way)
+        return sorted(ways, key=len, reverse=True)[:limit]
+
     def get(self, block_id: int) -> PublishedBlock | None:
         """What a block holds; None if it is not published."""
         return self._blocks.get(block_id)
