@@ -67,3 +67,34 @@ def test_one_slow_step_does_not_change_the_pace():
     pace.computed(8, 0, 1.0)
     pace.computed(8, 0, 1.0)
     assert run(pace, 20)[-1][0] == before
+
+
+def test_steps_do_not_become_longer_with_the_answers():
+    pace = Pace(512)
+    longest = 0.0
+    for number in range(900):
+        alone_s = DECODE_S * (1 + number / 1000)
+        count = pace.allowed(8, 1)
+        seconds = alone_s + 0.0005 * count
+        pace.computed(8, count, seconds)
+        if number > 60:
+            longest = max(longest, seconds)
+    assert longest <= STRETCH * DECODE_S * 1.05
+
+
+def test_how_long_fewer_took_does_not_count():
+    pace = Pace(512)
+    for _ in range(20):
+        pace.computed(1, 0, DECODE_S / 10)
+    for _ in range(3):
+        pace.computed(8, 0, DECODE_S)
+    assert run(pace, 60)[-1][0] == run(Pace(512), 60)[-1][0]
+
+
+def test_answers_that_have_grown_long_do_not_stop_prompts():
+    pace = Pace(512)
+    for _ in range(3):
+        pace.computed(8, 0, DECODE_S / 10)
+    for _ in range(3):
+        pace.computed(8, 0, DECODE_S)
+    assert run(pace, 10, num_prompts=16)[-1][0] == 512 - 8
