@@ -18,9 +18,11 @@ from octavo.server.infill.tokens import find_fim_tokens
 from .conftest import Served, metrics, served
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+from transformers import PreTrainedTokenizerFast
 from typing_session import run, session
 
 FILE = "".join(f"def function_{number}(value):\n    return value + {number}\n\n" for number in range(24))
+MARKS = ["<|im_start|>", "<|im_end|>", "<pad>"]
 VIM_FIELDS = [
     "content",
     *(f"timings/{kind}_{what}" for kind in ("prompt", "predicted") for what in ("n", "ms", "per_token_ms", "per_second")),
@@ -31,7 +33,7 @@ VIM_FIELDS = [
 
 @pytest.fixture(scope="module")
 def coder(tiny: str) -> Iterator[Served]:
-    with served("--fim-tokens", "<|im_start|>,<|im_end|>,<pad>", "--kv-disk", "0", model=tiny) as server:
+    with served("--fim-tokens", ",".join(MARKS), "--kv-disk", "0", model=tiny) as server:
         yield server
         assert server.stop() == 0
         assert [line for line in server.lines if line["level"] == "error"] == []
@@ -209,11 +211,12 @@ def test_what_is_wrong_is_told(coder: Served, server: Served) -> None:
         assert "--fim-tokens" in reply.json()["error"]["message"]
 
 
-def test_a_keystroke_ends_the_request_before_it_and_keeps_its_prefix(coder: Served) -> None:
+def test_a_keystroke_ends_the_request_before_it_and_keeps_its_prefix(coder: Served, tiny: str) -> None:
     text = "q" * 1500 + "\n"
-    # hot, so that the answer does not repeat itself, which would be drafted and be there at once
-    hot = {"samplers": ["temperature"], "temperature": 9.0}
-    body = {**vscode(text, "", "r", []), "n_predict": 2000, "stream": True, "ignore_eos": True, **hot}
+    # A long answer: hot, as it would be drafted and be there at once if it repeated itself, and without marks, which end it.
+    marks = PreTrainedTokenizerFast.from_pretrained(tiny).convert_tokens_to_ids(MARKS)
+    long = {"samplers": ["temperature"], "temperature": 9.0, "logit_bias": [[mark, False] for mark in marks]}
+    body = {**vscode(text, "", "r", []), "n_predict": 2000, "stream": True, "ignore_eos": True, **long}
     del body["t_max_predict_ms"]
     with coder.http() as http:
         with http.stream("POST", "/infill", json=body) as reply:
