@@ -241,7 +241,7 @@ def compare(traffic: Traffic, shares: tuple[float, ...], *, bound: bool = True) 
 
     def told(index: PrefixIndex, now: Callable[[], float]) -> ByValue:
         policy = ByValue(index, now)
-        policy._returns["turn"] = Told(traffic)
+        policy._returns = Told(traffic)
         return policy
 
     for share in shares:

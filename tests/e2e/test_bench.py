@@ -277,3 +277,12 @@ def test_many(tiny: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"6 answers in \d+ s, 0 other than alone", done.stdout)
     assert "held by running sequences afterwards: 0 bytes" in done.stdout
+
+
+def test_eviction() -> None:
+    command = [sys.executable, "bench/eviction.py", "--no-bound"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    ratios = re.findall(r"^ +\d+%(?: +[\d,]+){2} +([\d.]+)", done.stdout, re.MULTILINE)
+    assert len(ratios) == 3
+    assert all(float(ratio) <= 0.85 for ratio in ratios), done.stdout
