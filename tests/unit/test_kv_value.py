@@ -70,6 +70,16 @@ def test_with_nothing_learned_the_least_recently_used_goes_first() -> None:
     assert [num_cached(kv, tokens(1000 * first, 33)) for first in range(5)] == [0, 32, 32, 32, 32]
 
 
+@pytest.mark.parametrize("step_s", [0.0001, 0.01, 0.3, 1, 30, 3000])
+def test_with_little_learned_it_does_so_at_every_pace(step_s: float) -> None:
+    now = [0.0]
+    kv = manager(num_blocks=10, policy=lambda index: ByValue(index, lambda: now[0]))
+    for first in range(30):
+        now[0] += step_s
+        kv.free(run(kv, tokens(1000 * first, 32)))
+    assert [num_cached(kv, tokens(1000 * first, 33)) for first in range(30)] == [0] * 20 + [32] * 10
+
+
 def test_priority_and_expiry_count() -> None:
     now = [0.0]
     policies = []
@@ -133,6 +143,7 @@ def test_what_was_just_left_goes_before_what_is_about_to_come_back() -> None:
         kv.free(run(kv, tokens(5_000_000 + 1000 * other, 32)))
     now[0] += 80
     kv.free(run(kv, tokens(7_000_000, 32)))
+    now[0] += 1
     kv.free(run(kv, tokens(8_000_000, 32)))
     left = [num_cached(kv, tokens(5_000_000 + 1000 * other, 33)) for other in range(100)]
     assert left.count(0) == 1

@@ -24,6 +24,9 @@ _BOUNDS = [2 ** (i / 4) for i in range(-4, 68)]
 
 _EDGES = [0.0, *_BOUNDS, 2 * _BOUNDS[-1]]
 _MIDDLES = [math.sqrt(max(a, 0.1) * b) for a, b in pairwise(_EDGES)]
+_PRIOR_AGES = [36 / (36 + len(_BOUNDS)), *[1 / (36 + len(_BOUNDS))] * len(_BOUNDS)]
+"""As many come back in each quarter of an octave, from a millisecond on: ever fewer in a second."""
+
 _MAX_TURN = 8
 _PRIOR = 16.0
 """What is known beforehand counts as much as so many cases."""
@@ -92,12 +95,13 @@ class Returns:
         away = [[bisect_right(times, now - age) for age in _MIDDLES] for times in self._left]
         num_left = sum(map(len, self._left))
         hits = [
-            hits * min((num_left + 1) / (sum(longer) + 1), _MAX_WEIGHT) + _PRIOR / len(_MIDDLES)
+            hits * min((num_left + 1) / (sum(longer) + 1), _MAX_WEIGHT)
             for hits, longer in zip(self._hits, zip(*away, strict=True), strict=True)
         ]
         for _ in range(4):
             padded = [hits[0], *hits, hits[-1]]
             hits = [(a + 2 * b + c) / 4 for a, b, c in zip(padded, padded[1:], padded[2:], strict=False)]
+        hits = [hit + _PRIOR * part for hit, part in zip(hits, _PRIOR_AGES, strict=True)]
         ages = [hit / sum(hits) for hit in hits]
         due = [sum(share * longer for share, longer in zip(ages, turn, strict=True)) for turn in away]
         share = min((sum(self._back) + _PRIOR / 2) / (sum(due) + _PRIOR), 0.99)
