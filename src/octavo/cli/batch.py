@@ -42,7 +42,7 @@ def batch(
 
     The lines are those of OpenAI's batches. Requests that begin alike are answered one after the other, so that
     what they share is computed once; so the answers come in another order. When it is started again, it goes on
-    behind the answers that are there.
+    behind the answers that are there, and tries those again that were errors. The exit code is 1 if there are errors.
     """
     settings = engine.settings()
     from octavo.server.batch import answer_batch, answered, read_batch
@@ -59,7 +59,11 @@ def batch(
     if not left:
         terminal.say(f"All {len(lines)} requests are answered already, in {path}.")
         return 0
-    with opened(model, settings, terminal) as llm, path.open("a", encoding="utf-8") as output:
+    try:
+        output = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"The answers cannot be written to {path}: {error}.") from error
+    with output, opened(model, settings, terminal) as llm:
         from octavo.server.app import create_app
         from octavo.server.models import Models
         from octavo.server.settings import ServerSettings
@@ -78,4 +82,4 @@ def batch(
     skipped = f", {len(lines) - len(left)} were there" if len(left) < len(lines) else ""
     failed = f", {num_failed} of them errors" if num_failed else ""
     terminal.say(f"{count(len(left), 'request')} answered{failed}{skipped}. The answers are in {path}.")
-    return 0
+    return 1 if num_failed else 0

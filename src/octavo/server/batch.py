@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from octavo.errors import InvalidRequest
 
+_JSON = {"content-type": "application/json"}
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
@@ -44,7 +45,7 @@ def read_batch(path: Path) -> list[BatchLine]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The batch {path} cannot be read: {error}.") from error
     lines: dict[str, BatchLine] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -62,14 +63,17 @@ def read_batch(path: Path) -> list[BatchLine]:
             raise InvalidRequest(
                 f"Line {number} of {path} has the custom_id {found.custom_id!r} a second time."
             )
-        if found.body.get("stream"):
-            raise InvalidRequest(f"Line {number} of {path} asks for a stream, which a file cannot hold.")
+        for name, what in (("stream", "a stream"), ("background", "an answer in the background")):
+            if found.body.get(name):
+                raise InvalidRequest(f"Line {number} of {path} asks for {what}, which a file cannot hold.")
         lines[found.custom_id] = found
     return list(lines.values())
 
 
 def answered(path: Path) -> set[str]:
-    """The requests that a file of answers has already. A last line that was cut off is taken out of the file.
+    """The requests that a file of answers has already.
+
+    Errors are taken out of the file, so that those requests are tried again, and a last line that was cut off.
 
     Raises:
         InvalidRequest: the file is something else.
@@ -77,15 +81,21 @@ def answered(path: Path) -> set[str]:
     if not path.exists():
         return set()
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
+    good, done = [], set()
     try:
-        done = {json.loads(line)["custom_id"] for line in whole.splitlines()}
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            answer = json.loads(line)
+            if answer["response"]["status_code"] == 200:
+                good.append(line)
+                done.add(answer["custom_id"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
             f"{path} is there and has no answers of a batch in it. Name another file with --output."
         ) from error
-    if len(whole) < len(data):
-        path.write_bytes(whole)
+    if len(kept := b"".join(good)) < len(data):
+        new = path.with_name(f"{path.name}.new")
+        new.write_bytes(kept)
+        new.replace(path)
     return done
 
 
@@ -115,7 +125,8 @@ async def answer_batch(
         async def work(source: Iterator[BatchLine]) -> None:
             nonlocal num_done, num_failed
             for line in source:
-                reply = await client.post(line.url, json=line.body)
+                content = json.dumps(line.body).encode()  # odd values are the server's to refuse
+                reply = await client.post(line.url, content=content, headers=_JSON)
                 good = reply.status_code == 200
                 response = {
                     "status_code": reply.status_code,

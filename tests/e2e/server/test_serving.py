@@ -367,7 +367,7 @@ def test_a_batch_is_answered_and_goes_on_where_it_was_stopped(tmp_path: Path, ti
     ]
     file.write_text("\n".join(lines))
     made = octavo("batch", tiny, str(file), "--kv-memory", "64MiB")
-    assert made.returncode == 0, made.stderr
+    assert made.returncode == 1, made.stderr
     assert "4 requests answered, 1 of them errors" in made.stderr
     output = tmp_path / "batch.answers.jsonl"
     answers = {
@@ -380,9 +380,12 @@ def test_a_batch_is_answered_and_goes_on_where_it_was_stopped(tmp_path: Path, ti
         "r3": 404,
     }
     assert answers["r0"]["body"]["usage"]["completion_tokens"] == 3
-    kept = output.read_text().splitlines(keepends=True)[:3]
-    output.write_text("".join(kept) + '{"custom_id": "cut')
+    with output.open("a") as cut_off:
+        cut_off.write('{"custom_id": "cut')
+    file.write_text(file.read_text().replace("nobody", "tiny"))
     again = octavo("batch", tiny, str(file), "--kv-memory", "64MiB")
-    assert "1 request answered" in again.stderr
-    assert "3 were there" in again.stderr
+    assert again.returncode == 0, again.stderr
+    assert "1 request answered, 3 were there" in again.stderr
     assert len(output.read_text().splitlines()) == 4
+    refused = octavo("batch", tiny, str(file), "--output", str(tmp_path / "none" / "x"))
+    assert (refused.returncode, "cannot be written" in refused.stderr) == (2, True)

@@ -39,6 +39,7 @@ def test_requests_are_read(tmp_path: Path) -> None:
         ({"custom_id": "b", "url": "/v1/models", "body": {}}, "Line 2 .* no request"),
         (line("a"), "a second time"),
         (line("b", stream=True), "stream"),
+        (line("b", background=True), "background"),
     ],
 )
 def test_a_wrong_line_is_told_by_its_number(tmp_path: Path, wrong: Any, said: str) -> None:
@@ -46,15 +47,43 @@ def test_a_wrong_line_is_told_by_its_number(tmp_path: Path, wrong: Any, said: st
         read_batch(write(tmp_path / "in.jsonl", line("a"), wrong))
 
 
-def test_answers_that_are_there_are_known_and_half_a_line_is_dropped(tmp_path: Path) -> None:
+def test_a_line_ends_where_json_says(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(
+        json.dumps(line("a", prompt="x\u2028y\x85z"), ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    assert read_batch(path)[0].body == {"prompt": "x\u2028y\x85z"}
+
+
+def test_answers_that_are_there_are_known_and_errors_and_half_a_line_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     assert answered(path) == set()
-    write(path, {"custom_id": "a"}, {"custom_id": "b"}, '{"custom_id": "c", "resp')
-    assert answered(path) == {"a", "b"}
-    assert path.read_text().count("\n") == 2
-    assert path.read_text().endswith("}\n")
+    good, bad = ({"response": {"status_code": status}} for status in (200, 503))
+    write(
+        path,
+        {"custom_id": "a", **good},
+        {"custom_id": "b", **bad},
+        {"custom_id": "c", **good},
+        '{"custom_id": "d',
+    )
+    assert answered(path) == {"a", "c"}
+    assert [json.loads(text)["custom_id"] for text in path.read_text().splitlines()] == ["a", "c"]
     with pytest.raises(InvalidRequest, match="no answers"):
         answered(write(tmp_path / "other.txt", "some text\n"))
+
+
+def test_odd_text_is_the_server_s_to_refuse() -> None:
+    bodies = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        bodies.append(json.loads((await receive())["body"]))
+        await send({"type": "http.response.start", "status": 400, "headers": [(b"x-request-id", b"r")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    lines = [BatchLine("a", CHAT, {"x": "\ud800"}), BatchLine("b", CHAT, {"x": float("inf")})]
+    told = lambda *_: None  # noqa: E731
+    assert asyncio.run(answer_batch(app, lines, io.StringIO(), max_running=1, told=told)) == 2
+    assert bodies == [lines[0].body, lines[1].body]
 
 
 def test_requests_that_begin_alike_come_one_after_the_other() -> None:
