@@ -77,16 +77,22 @@ def new_key(name: str, file: Path) -> str:
     """Makes a key, appends its hash to `file` (made readable by its owner alone), and returns the key.
 
     Raises:
-        InvalidRequest: the name is taken or has odd characters, or the file is not a file of keys.
+        InvalidRequest: the name is taken or has odd characters, or the file is not a file of keys or cannot be
+            written.
     """
     if not _LINE.fullmatch(f"{name} sha256:{'0' * 64}"):
         raise InvalidRequest(f"{name!r} is no name: use up to 64 letters, digits, and . _ - @.")
     if file.exists() and any(name == other for other, _ in _read(file)):
         raise InvalidRequest(f"{file} has a key of the name {name!r} already. Take another name.")
     key = f"oct-{secrets.token_urlsafe(32)}"
-    file.touch(mode=0o600)
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(f"{name} sha256:{_digest(key)}\n")
+    try:
+        file.touch(mode=0o600)
+        data = file.read_bytes()
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write("\n" if data and not data.endswith(b"\n") else "")
+            lines.write(f"{name} sha256:{_digest(key)}\n")
+    except OSError as error:
+        raise InvalidRequest(f"The file of keys {file} cannot be written: {error}.") from error
     return key
 
 
