@@ -145,7 +145,8 @@ def verify() -> None:
 @cache.command()
 def clear(
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only what a model has computed, named as `show` does.")
+        str | None,
+        typer.Option(metavar="NAME", help="Only keys and values of one model, named as `show` does."),
     ] = None,
     tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Only what is of one tenant.")] = None,
     conversations: Annotated[
@@ -156,7 +157,8 @@ def clear(
     """Forget keys and values, on disk and in the memory of engines that are running.
 
     Nothing that was computed before is used afterwards, and what servers keep of responses and conversations is gone.
-    Conversations that were saved are kept as text and tokens, unless --conversations is given.
+    With --model that stays. Engines that are running forget all that they hold, whatever it is of. Conversations that
+    were saved are kept as text and tokens, unless --conversations is given.
     """
     from octavo.sessions import archive
 
@@ -181,9 +183,8 @@ def clear(
                 store.remove_documents(kind)
         else:
             gone = sum(store.clear_space(space.namespace) for space in spaces)
-            for space in spaces:
-                for kind in _KEPT_BY_SERVERS:
-                    store.remove_documents(kind, str(space.fields.get("tenant", "")))
+            for kind in _KEPT_BY_SERVERS if model is None else ():
+                store.remove_documents(kind, tenant)
         if conversations:
             for item in archive.kept(store):
                 if (model is None or item.model == model) and (tenant is None or item.tenant == tenant):
