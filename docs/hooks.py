@@ -20,6 +20,7 @@ _PAGES = {
     "why": "python.md#why",
     "what-fits": "formats.md#what-fits",
     "on-disk": "operations.md#on-disk",
+    "edits-in-the-middle": "operations.md#edits-in-the-middle",
 }
 
 
@@ -78,7 +79,7 @@ def described(path: str, name: str) -> str:
         raise LookupError(f"There is no class {name} in {path}.")
     parts = [f"### {name}", _prose(ast.get_docstring(found))]
     fields = [
-        f"{node.target.id}: {ast.unparse(node.annotation)}"
+        f"{node.target.id}: {ast.unparse(node.annotation)}{_default(node.value)}"
         for node in found.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_"
     ]
@@ -113,6 +114,11 @@ def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
         for item, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     return ", ".join([*shown, *([f"**{arguments.kwarg.arg}"] if arguments.kwarg else [])])
+
+
+def _default(value: ast.expr | None) -> str:
+    """A field's default, unless it is made for each one."""
+    return "" if value is None or isinstance(value, ast.Call) else f" = {ast.unparse(value)}"
 
 
 def _argument(name: str, default: ast.expr | None) -> str:

@@ -77,8 +77,8 @@ class EngineConfig:
         weights: how weights are held. `auto` leaves a GGUF file's packed as they are, and takes the compute dtype for
             all others; `bf16` and `fp32` are dense, also of a GGUF file, and are then the compute dtype too; `int8`
             and `int4` quantise linear layers with dense weights when the model is loaded.
-        kv_memory_bytes: budget of the key-value cache; `None` takes a share of free memory.
-        kv_disk_bytes: what keys and values may take on disk; 0 keeps them off it.
+        kv_memory_bytes: budget of the key-value cache (`Engine`: `kv_memory`); `None` takes a share of free memory.
+        kv_disk_bytes: what keys and values may take on disk (`Engine`: `kv_disk`); 0 keeps them off it.
         kv_format: how sealed blocks are encoded: `int8`, `k8v4`, `int4`, `bf16`, `fp32`, or `raw` for the compute
             dtype. It has nothing to do with the precision of the weights.
         context: tokens of the context window; `None` takes the model's own.

@@ -177,7 +177,7 @@ def test_the_api_is_described_from_docstrings(monkeypatch: pytest.MonkeyPatch) -
     assert "- `kv_memory`: budget of the cache" in engine
     assert "_events" not in engine
     usage = described("src/octavo/engine/messages.py", "Usage")
-    assert "- `loaded_tokens: int`" in usage
+    assert "- `loaded_tokens: int = 0`" in usage
     with pytest.raises(LookupError):
         described("src/octavo/engine/messages.py", "Nothing")
 

@@ -110,8 +110,8 @@ def _clear(chat: Chat, _: str) -> None:
     given_back = chat.engine.clear()
     held = chat.engine.memory().kv_allocated_bytes
     chat.terminal.say(
-        f"The KV cache is cleared: {size(given_back)} went back to the system, {size(held)} are held. "
-        "The model and the conversation stay; the next answer computes the conversation again."
+        f"The KV cache is cleared, in memory and on disk: {size(given_back)} went back to the system, "
+        f"{size(held)} are held. The model and the conversation stay; the next answer computes the conversation again."
     )
 
 
@@ -178,7 +178,11 @@ _COMMANDS = {
     "help": _Command(_help, "", "this list"),
     "memory": _Command(_memory, "", "memory of the weights and of the KV cache"),
     "why": _Command(_why, "[N]", "what the last answer reused, and why not more; or the last N"),
-    "clear": _Command(_clear, "", "give the KV cache back; model and conversation stay"),
+    "clear": _Command(
+        _clear,
+        "",
+        "forget all keys and values of the model, in memory and on disk; model and conversation stay",
+    ),
     "fork": _Command(_fork, "", "go on in a second branch from here"),
     "branch": _Command(_branch, "[N]", "list the branches, or go to branch N"),
     "rewind": _Command(_rewind, "[N]", "take back the last turn, or the last N"),

@@ -206,7 +206,10 @@ def test_help_memory_and_clear(program: Any, keyboard: list[Any]) -> None:
     assert "KV cache       12 MiB  of at most 1.0 GiB" in result.err
     assert "  reusable    4.0 MiB  kept so that it is not computed again" in result.err
     assert "  a token    46,080 B" in result.err
-    assert "The KV cache is cleared: 12 MiB went back to the system, 0 B are held." in result.err
+    assert (
+        "The KV cache is cleared, in memory and on disk: 12 MiB went back to the system, 0 B are held."
+        in result.err
+    )
     assert program.engine.prompts == []
 
 
