@@ -91,7 +91,7 @@ def test_priority_and_expiry_count() -> None:
     kv = manager(num_blocks=3, policy=policy)
     for first, priority, expires_s in ((0, 2, None), (1000, 0, None), (2000, 4, 50.0)):
         table = run(kv, tokens(first, 32))
-        policies[0].retain(table.block_ids[0], priority, expires_s)
+        policies[0].retain(table.block_ids, priority, expires_s)
         kv.free(table)
         now[0] += 10
     now[0] = 60.0
@@ -226,6 +226,38 @@ def test_what_is_shared_is_judged_by_its_own_uses() -> None:
     assert value([10_000, 100, 100, 100, 100, 100, 100], 50) > 2 * value([10_000] * 7, 50), "lately more"
     assert value([0.1] * 8, 60) > value([600] * 8, 60), "requests come in bursts"
     assert value([], 60) > 0, "two sequences that held it at the same time"
+
+
+def test_what_is_shared_keeps_the_most_that_was_asked_for() -> None:
+    now = [0.0]
+    policies = []
+
+    def policy(index):
+        policies.append(ByValue(index, lambda: now[0]))
+        return policies[0]
+
+    kv = manager(num_blocks=6, policy=policy)
+
+    def ask(token_ids: list[int], priority: int = 0, expires_s: float | None = None) -> None:
+        table = run(kv, token_ids)
+        policies[0].retain(table.block_ids, priority, expires_s)
+        kv.free(table)
+        now[0] += 1
+
+    system = tokens(0, 32)
+    ask([*system, *tokens(1000, 32)])
+    ask([*system, *tokens(2000, 32)], -4, 5.0)
+    ask(tokens(3000, 64), 0, 8.0)
+    ask(tokens(3000, 64))  # the same conversation again, without an end
+    now[0] = 100.0
+    ask(tokens(5000, 32))
+    ask(tokens(6000, 32))
+    assert num_cached(kv, [*system, *tokens(2000, 33)]) == 32, (
+        "what had ended went first, without what it shared"
+    )
+    assert num_cached(kv, tokens(3000, 65)) == 64
+    ask(tokens(7000, 32))
+    assert num_cached(kv, [*system, *tokens(1000, 33)]) == 32, "and then the oldest"
 
 
 @pytest.mark.parametrize("traffic", [Traffic(), OTHER], ids=["trace", "other"])

@@ -125,9 +125,8 @@ class EngineCache:
         retention = state.request.retention
         if state.request.disk:
             self.tiers.finished(table, retention.ttl_s)
-        if retention.priority or retention.ttl_s is not None:
-            expires_s = None if retention.ttl_s is None else time.monotonic() + retention.ttl_s
-            self.manager.retain(table, retention.priority, expires_s)
+        expires_s = None if retention.ttl_s is None else time.monotonic() + retention.ttl_s
+        self.manager.retain(table, retention.priority, expires_s)
         if retention.pin is not None:
             num_tokens = self.pins.hold((state.namespace, retention.pin), table, retention.ttl_s)
             if num_tokens < table.num_tokens // BLOCK_SIZE * BLOCK_SIZE:

@@ -331,9 +331,8 @@ class KVCacheManager:
     def retain(self, table: BlockTable, priority: int, expires_s: float | None) -> None:
         """Say how much a sequence's published blocks are worth, for a policy that asks; see `ByValue.retain`."""
         if isinstance(self._blocks.reusable, ByValue):
-            for block_id in table.block_ids:
-                if block_id in self._index:
-                    self._blocks.reusable.retain(block_id, priority, expires_s)
+            published = [id_ for id_ in table.block_ids if id_ in self._index]
+            self._blocks.reusable.retain(published, priority, expires_s)
 
     def clear(self) -> None:
         """Forget all that could be reused.

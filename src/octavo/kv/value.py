@@ -13,7 +13,7 @@ import math
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -277,12 +277,28 @@ class ByValue:
             known.clear()
         return ids
 
-    def retain(self, id_: int, priority: int, expires_s: float | None) -> None:
-        """How much a held block is worth from now on, and until when (on the clock) it is worth anything."""
-        self._priorities[id_] = priority
-        self._expiries.pop(id_, None)
-        if expires_s is not None:
-            self._expiries[id_] = expires_s
+    def retain(self, ids: Sequence[int], priority: int, expires_s: float | None) -> None:
+        """How much held blocks that follow each other are worth from now on, and until when (on the clock).
+
+        What several sequences share keeps the most that one of them has asked for.
+        """
+        if not (priority or expires_s or self._priorities or self._expiries):
+            return
+        is_shared = False
+        for id_ in reversed(ids):
+            life = self._lives.get(id_)
+            is_shared = is_shared or len(self._index.children(id_)) > 1 or (life is not None and life.shared)
+            given, until = priority, expires_s
+            if is_shared:
+                given = max(given, self._priorities.get(id_, 0))
+                known = self._expiries.get(id_)
+                until = None if until is None or known is None else max(until, known)
+            self._priorities.pop(id_, None)
+            self._expiries.pop(id_, None)
+            if given:
+                self._priorities[id_] = given
+            if until is not None:
+                self._expiries[id_] = until
 
     def left(self) -> dict[int, float]:
         """When each reusable block was let go of last, on the clock."""
