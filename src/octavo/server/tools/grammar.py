@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo.errors import InvalidRequest
 from octavo.server.chat.messages import Tool
 from octavo.server.tools.formats import ToolFormat
 
@@ -39,12 +40,16 @@ def call_grammar(
         required: at least one call and nothing but calls; otherwise text, calls, or calls behind text.
         parallel: more than one call is allowed.
         text_schema: an answer without calls is JSON of this schema.
+
+    Raises:
+        InvalidRequest: the model's calls cannot be told from other JSON, and either may come.
     """
     literal = _Literals(specials)
     rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
     for number, tool in enumerate(tools):
         head = tool_format.before_name + tool.name + tool_format.after_name
-        schema = _json(tool.parameters, tool.strict)
+        # Arguments are an object, also where a schema leaves that to be understood.
+        schema = _json({**tool.parameters, "type": "object"}, tool.strict)
         rules.append(f"call_{number}: {literal(head)} args_{number} {literal(tool_format.after_call)}")
         rules.append(f"args_{number}: {schema}")
     more = f"({literal(tool_format.between)} call)*" if parallel else ""
@@ -52,6 +57,11 @@ def call_grammar(
     begin = literal(tool_format.begin)
     if required:
         start = f"{begin} calls"
+    elif text_schema is not None and not tool_format.anywhere:
+        raise InvalidRequest(
+            "This model's calls begin like any JSON, so an answer cannot be either a call or JSON of a schema. Ask "
+            "for a schema without tools, or for tools with tool_choice 'required' or without a schema."
+        )
     elif text_schema is not None:
         rules.append(f"answer: {_json(text_schema, True)}")
         start = f"answer | {begin} calls"
