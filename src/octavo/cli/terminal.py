@@ -65,6 +65,8 @@ class Terminal:
 
     def print(self, line: str) -> None:
         """Prints what a command was asked for, on standard output."""
+        if sys.stdout.isatty():
+            line = line.translate(_UNPRINTABLE)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 

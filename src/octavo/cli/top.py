@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as json_module
 import sys
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,15 +48,15 @@ def top(
             state = server.get("/dashboard/state").raise_for_status().json()
             from rich.console import Console
 
-            Console(highlight=False).print(picture(state, url, Speed()))
+            Console(highlight=False).print(picture(state, url, defaultdict(Speed)))
             return
         from rich.live import Live
 
-        speed = Speed()
+        speeds: defaultdict[str, Speed] = defaultdict(Speed)
         try:
             with Live(screen=True, auto_refresh=False) as live:
                 for state in _states(server):
-                    live.update(picture(state, url, speed), refresh=True)
+                    live.update(picture(state, url, speeds), refresh=True)
         except KeyboardInterrupt:
             return
     terminal.say(f"The server at {url} has ended.")
@@ -92,15 +93,15 @@ def _states(server: Any) -> Iterator[dict[str, Any]]:
                 yield state
 
 
-def picture(state: dict[str, Any], url: str, speed: Speed) -> RenderableType:
-    """Everything about all models that are loaded."""
+def picture(state: dict[str, Any], url: str, speeds: Mapping[str, Speed]) -> RenderableType:
+    """Everything about all models that are loaded. `speeds` makes one for each name."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = []
     for name, model in state["models"].items():
         parts.append(Text.assemble(("Octavo  ", "bold"), (name, "bold cyan"), (f"  {url}", "dim")))
-        parts += _model(model, state["who"]["whole"], speed)
+        parts += _model(model, state["who"]["whole"], speeds[name])
         parts.append(Text())
     if not parts:
         parts.append(Text(f"No model is loaded at {url}."))

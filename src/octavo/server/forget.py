@@ -30,12 +30,13 @@ def kept_routes(models: Models, responses: Responses) -> APIRouter:
         """Responses, conversations, histories, and keys and values in memory and on disk. Requests that are being
         answered keep what they hold until they end."""
         namespace = visit_of(request).tenant.namespace
-        engines = models.engines().values()
-        cache_bytes = [await asyncio.to_thread(engine.forget, namespace) for engine in engines]
-        return Forgotten(
-            responses=responses.forget(namespace),
-            transcripts=await asyncio.to_thread(models.forget, namespace),
-            cache_bytes=sum(cache_bytes),
-        )
+        async with models.unchanging():  # an engine that is being unloaded writes what it holds
+            engines = models.engines().values()
+            cache_bytes = [await asyncio.to_thread(engine.forget, namespace) for engine in engines]
+            return Forgotten(
+                responses=responses.forget(namespace),
+                transcripts=await asyncio.to_thread(models.forget, namespace),
+                cache_bytes=sum(cache_bytes),
+            )
 
     return router

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -147,6 +148,10 @@ class Models:
     def __iter__(self) -> Iterator[Model]:
         """The models that are loaded."""
         return iter(self._places.loaded().values())
+
+    def unchanging(self) -> AbstractAsyncContextManager[None]:
+        """No engine is loaded or unloaded meanwhile."""
+        return self._places.unchanging()
 
     def engines(self) -> dict[str, ServedEngine]:
         """The engines that are loaded, by name."""

@@ -8,6 +8,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -121,6 +122,10 @@ class Places(Generic[T]):
             if thing is not None:
                 self._unload_thing(thing)
 
+    def unchanging(self) -> AbstractAsyncContextManager[None]:
+        """Nothing is loaded or unloaded meanwhile."""
+        return self._changing
+
     async def _load(self, place: _Place[T]) -> T:
         try:
             async with self._changing:
@@ -162,13 +167,14 @@ class Places(Generic[T]):
     def _expire(self, place: _Place[T], used_s: float) -> None:
         """Unloads what nobody has used since."""
         if place.used_s == used_s and not place.num_users and place.thing is not None:
-            task = asyncio.create_task(self._unload_idle(place))
+            task = asyncio.create_task(self._unload_idle(place, used_s))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _unload_idle(self, place: _Place[T]) -> None:
+    async def _unload_idle(self, place: _Place[T], used_s: float) -> None:
         async with self._changing:
-            if place.thing is not None and not place.num_users:
+            # While another one was loaded or unloaded, it may have been used.
+            if place.used_s == used_s and place.thing is not None and not place.num_users:
                 await self._unload(place)
 
     async def _unload(self, place: _Place[T]) -> None:

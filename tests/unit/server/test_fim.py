@@ -260,3 +260,19 @@ def test_biases_and_fields_are_read_as_llama_cpp_writes_them() -> None:
         "timings/prompt_n": 3,
     }
     assert options(response_fields=[""]).selected({"content": "x"}) == {}
+
+
+def test_texts_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.server.infill.prompt._KEPT_BYTES", 1000)
+    fim = FimPrompts(tokenizer(QWEN), find_fim_tokens(tokenizer(QWEN)))
+    gap = Gap("x" * 100, "y" * 100, "z")
+    first = fim.infill(gap, room=ROOM, namespace="ada")
+    encoded = []
+    plain = fim._plain
+    monkeypatch.setattr(fim, "_plain", lambda text: encoded.append(text) or plain(text))
+    assert fim.infill(gap, room=ROOM, namespace="ada") == first
+    assert encoded == ["z"]
+    fim.infill(gap, room=ROOM, namespace="bob")
+    assert encoded[1:] == ["z", "x" * 100, "y" * 100], "another tenant's is its own"
+    assert fim._num_bytes == sum(4 * len(ids) for ids in fim._texts.values()) <= 1000
+    assert fim.infill(gap, room=ROOM, namespace="ada") == first

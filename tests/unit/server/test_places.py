@@ -136,6 +136,26 @@ def test_after_a_while_without_use_a_thing_is_gone() -> None:
     run(work)
 
 
+def test_what_is_used_while_another_one_loads_stays() -> None:
+    library = Library({"a": 1, "b": 1})
+    library.waits["b"] = threading.Event()
+
+    async def work() -> None:
+        places = library.places(keep_alive_s=0.2)
+        await places.take("a")
+        places.give("a")
+        loading = asyncio.create_task(places.take("b"))
+        await asyncio.sleep(0.3)  # by now a is to be unloaded, and waits for b
+        await places.take("a")
+        places.give("a")
+        library.waits["b"].set()
+        await loading
+        await asyncio.sleep(0.05)
+        assert library.events == ["+a", "+b"]
+
+    run(work)
+
+
 @given(
     sizes=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 5), min_size=1),
     limit=st.integers(5, 12),

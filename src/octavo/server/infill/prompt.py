@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 STEP = 256
 """Tokens by which a prefix that is too long is cut. So its beginning stays for as many tokens as are typed."""
 _SNIPPET = "\n\n--- snippet ---\n\n"
-_KEPT_TEXTS = 256
+_KEPT_BYTES = 32 << 20
 _LONG_LINE = 400
 
 
@@ -48,7 +51,9 @@ class FimPrompts:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, tokens: FimTokens) -> None:
         self.tokens = tokens
         self._tokenizer = tokenizer
-        self._texts: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+        self._texts: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
 
     def infill(self, gap: Gap, *, room: int, namespace: str) -> list[int]:
         """The prompt of a gap.
@@ -121,16 +126,22 @@ class FimPrompts:
 
     def _known(self, text: str, namespace: str) -> list[int]:
         """`_plain`, remembered: files come again at every keystroke."""
-        key = (namespace, text)
-        ids = self._texts.pop(key, None)
-        if ids is None:
-            ids = self._plain(text)
-        try:
-            self._texts[key] = ids
-            while len(self._texts) > _KEPT_TEXTS:
-                self._texts.popitem(last=False)
-        except KeyError:  # another thread has taken the last one out
-            pass
+        key = blake2b(
+            text.encode("utf-8", "surrogatepass"), key=blake2b(namespace.encode()).digest()
+        ).digest()
+        with self._lock:
+            known = self._texts.get(key)
+            if known is not None:
+                self._texts.move_to_end(key)
+                return list(known)
+        ids = self._plain(text)
+        with self._lock:
+            if key not in self._texts:
+                self._texts[key] = kept = array("i", ids)
+                self._num_bytes += kept.itemsize * len(kept)
+            while self._num_bytes > _KEPT_BYTES:
+                _, old = self._texts.popitem(last=False)
+                self._num_bytes -= old.itemsize * len(old)
         return ids
 
     def _plain(self, text: str) -> list[int]:

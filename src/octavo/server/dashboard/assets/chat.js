@@ -257,9 +257,10 @@ function followEnd() {
 }
 
 async function clear() {
+  const cleared = chat; // another one may be shown by the time the server has answered
   const namesOf = (one) => [...one.conversations, ...one.turns.map((turn) => turn.report?.conversation)];
-  const names = new Set(namesOf(chat).filter(Boolean));
-  const shared = new Set(chats.filter((one) => one !== chat).flatMap(namesOf));
+  const names = new Set(namesOf(cleared).filter(Boolean));
+  const shared = new Set(chats.filter((one) => one !== cleared).flatMap(namesOf));
   const text = "Its text goes from this page, and its keys and values from the server, in memory and on disk. What "
     + "other conversations have too stays.";
   if (!(await live.confirmed("Clear this chat?", text, "Clear"))) return;
@@ -269,11 +270,11 @@ async function clear() {
     await live.call("DELETE", path).catch(() => {}); // it may be forgotten already
   }
   if (chats.length > 1) {
-    chats = chats.filter((one) => one !== chat);
-    chat = chats.at(-1);
+    chats = chats.filter((one) => one !== cleared);
+    if (chat === cleared) chat = chats.at(-1);
   } else {
-    chat.turns = [];
-    chat.conversations = [];
+    cleared.turns = [];
+    cleared.conversations = [];
   }
   save();
   show();
