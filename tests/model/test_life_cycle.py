@@ -82,6 +82,29 @@ def test_a_request_ends_when_its_time_is_over(state, monkeypatch):
     assert driver.is_clean()
 
 
+@pytest.mark.parametrize("how", ["abort", "timeout"])
+@pytest.mark.parametrize("early", [0, 1])
+def test_an_answer_that_has_ended_is_not_ended_again(how, early):
+    driver = CoreDriver(speculate="off")
+    many = {"max_tokens": 20, "n": 2, "temperature": 1.0, "seed": 1}
+    driver.add("before", prompt_of(1, 40), **many)
+    driver.run()
+    stop = driver.replies["before"].choices[early].token_ids[3]
+    driver.add("a", prompt_of(1, 40), stop_token_ids=(stop,), **many)
+    while not driver.core._sequences["a"][0].state.choices:
+        driver.step()
+    if how == "abort":
+        events = driver.core.abort("a")
+    else:
+        driver.core._deadlines["a"] = time.perf_counter() - 1
+        object.__setattr__(driver.core._sequences["a"][0].state.request, "timeout_s", 1.5)
+        events = driver.core.step()
+    assert [(event.index, event.finish_reason) for event in events] == [(1 - early, how)]
+    reasons = [choice.finish_reason for choice in events[0].reply.choices]
+    assert reasons == (["stop", how] if early == 0 else [how, "stop"])
+    assert driver.is_clean()
+
+
 def test_a_timeout_is_counted_from_the_arrival():
     driver = CoreDriver()
     driver.add("a", prompt_of(1, 40), timeout_s=1e-6)

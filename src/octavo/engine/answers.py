@@ -153,13 +153,13 @@ class Answers:
         ]
 
     def end(self, request_id: str, reason: FinishReason) -> list[Event]:
-        """Ends a request now, with what it has; unknown and finished ones are ignored."""
+        """Ends a request now, with what it has; unknown and finished ones are ignored, and so are finished answers."""
         events: list[Event] = []
         sequences = self.sequences.get(request_id, [])
         if sequences and sequences[0].state.request.params.beams > 1:
             self._searches.stop(sequences[0], reason)
             return self._end_search(sequences[0].state)
-        for sequence in list(sequences):
+        for sequence in [s for s in sequences if s.finish_reason is None]:
             if sequence.awaits_forks:  # its other answers have not begun
                 for index in range(1, sequence.state.request.params.width):
                     fork = self.sequence_of(sequence.state, index)
