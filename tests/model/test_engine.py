@@ -10,7 +10,7 @@ import torch
 from families import answers_at_once, tiny_loaded
 
 from octavo.engine.engine import TokenEngine
-from octavo.engine.messages import Delta, Progress
+from octavo.engine.messages import Delta, Failure, Progress
 from octavo.errors import (
     EngineStopped,
     InvalidRequest,
@@ -214,6 +214,52 @@ def test_abort_by_id_ends_the_stream(engine):
     last = list(stream)[-1]
     assert last.finish_reason == "abort"
     assert last.reply.finish_reason == "abort"
+
+
+def test_a_prefetch_that_is_cancelled_ends_and_harms_nobody(engine, expected):
+    engine.clear()
+    go_on = threading.Event()
+    engine._thread.post(go_on.wait)
+    ahead = engine.prefetch(SECOND)
+    assert ahead.cancel()
+    go_on.set()
+    reply = engine.generate(SECOND, max_tokens=40, ignore_eos=True)
+    assert reply.token_ids == expected[tuple(SECOND)]
+    assert reply.usage.cached_tokens == 0, "nothing of it was computed"
+    assert not engine._sinks
+
+
+def test_a_callers_own_failure_ends_its_request_only(engine, expected, caplog):
+    def broken(event):
+        raise ValueError("the caller is on fire")
+
+    engine.submit("broken", SECOND, None, {"max_tokens": 400, "ignore_eos": True}, sink=broken).result(60)
+    assert engine.generate(FIRST, max_tokens=40, ignore_eos=True).token_ids == expected[tuple(FIRST)]
+    assert "on fire" in caplog.text
+    assert engine.memory().kv_used_bytes == 0
+    assert not engine._sinks
+
+
+def test_whoever_waits_is_told_of_the_end_whatever_becomes_of_the_others():
+    engine = make_engine()
+    heard = []
+
+    def broken(event):
+        if isinstance(event, Failure):
+            raise ValueError("the caller is on fire")
+
+    options = {"max_tokens": 400, "ignore_eos": True}
+    engine.submit("broken", FIRST, None, options, sink=broken).result(60)
+    engine.submit("whole", SECOND, None, options, sink=heard.append).result(60)
+    go_on = threading.Event()
+    engine._thread.post(go_on.wait)
+    ahead = [engine.prefetch(SECOND[number:]) for number in range(2)]
+    ahead[0].cancel()
+    engine._thread.post(None)  # as `close` does
+    go_on.set()
+    engine.close()
+    assert isinstance(heard[-1], Failure)
+    assert isinstance(ahead[1].exception(0), EngineStopped)
 
 
 def test_context_window_ends_the_answer_and_says_so(engine):

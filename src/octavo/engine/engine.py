@@ -188,14 +188,17 @@ class TokenEngine:
 
         What is on disk of it comes to memory, and what is not known is computed: as when an agent's tool has returned
         and the rest of the prompt is still being written. It is part of what a request with `max_tokens=1` does, whose
-        reply the future gives; nobody has to wait for it.
+        reply the future gives; nobody has to wait for it. Cancelling the future aborts it.
 
         Raises:
             EngineStopped: the engine was closed.
         """
         future: Future[Reply] = Future()
+        request = self._request(prompt, None, {"cache_namespace": cache_namespace, "max_tokens": 1})
 
         def sink(event: Event) -> None:
+            if not is_last(event) or not future.set_running_or_notify_cancel():
+                return
             if isinstance(event, Failure):
                 future.set_exception(event.error)
             elif isinstance(event, Delta) and event.reply is not None:
@@ -203,12 +206,13 @@ class TokenEngine:
 
         def refused(accepted: Future[None]) -> None:
             error = accepted.exception()
-            if error is not None:
-                self._sinks.pop(request.request_id, None)
+            if error is None or self._sinks.pop(request.request_id, None) is None:
+                return
+            if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-        request = self._request(prompt, None, {"cache_namespace": cache_namespace, "max_tokens": 1})
         self._submit(request, sink).add_done_callback(refused)
+        future.add_done_callback(lambda _: self._forget(request.request_id))  # it has ended, or was cancelled
         return future
 
     def submit(
@@ -389,8 +393,8 @@ class TokenEngine:
 
     def _tell_all(self, error: EngineStopped) -> None:
         """The thread has ended: whoever still waits is told."""
-        for request_id, sink in list(self._sinks.items()):
-            sink(Failure(request_id, error))
+        for request_id in list(self._sinks):
+            self._tell(Failure(request_id, error))
         self.on_step()
 
     def _save_more(self) -> None:
@@ -399,14 +403,20 @@ class TokenEngine:
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
-            sink = (
-                self._sinks.pop(event.request_id, None)
-                if is_last(event)
-                else self._sinks.get(event.request_id)
-            )
-            if sink is not None:
-                sink(event)
+            self._tell(event)
         self.on_step()
+
+    def _tell(self, event: Event) -> None:
+        """Gives an event to whoever waits for it. A sink that raises ends its own request, and nothing else."""
+        request_id = event.request_id
+        sink = self._sinks.pop(request_id, None) if is_last(event) else self._sinks.get(request_id)
+        if sink is None:
+            return
+        try:
+            sink(event)
+        except Exception:
+            _log.exception("The events of request %s cannot be told, so it is aborted.", request_id)
+            self._forget(request_id)
 
 
 @contextmanager
