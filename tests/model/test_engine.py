@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -205,6 +206,39 @@ def test_abort_frees_and_keeps_what_is_reusable(engine):
     assert reply.usage.cached_tokens == 89
     assert engine.memory().kv_used_bytes == 0
     engine.check_integrity()
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "closed by contextlib"])
+def test_a_stream_that_nobody_has_begun_to_read_is_aborted_too(engine, how):
+    stream = engine.stream(SECOND, max_tokens=400, ignore_eos=True)
+    if how == "closed":
+        stream.close()
+        stream.close()
+        assert list(stream) == []
+    elif how == "closed by contextlib":
+        with contextlib.closing(stream):
+            pass
+    else:
+        del stream
+    assert engine.memory().kv_used_bytes == 0
+    assert engine.num_sequences == (0, 0)
+    assert not engine._sinks
+
+
+def test_closing_a_stream_wakes_the_thread_that_reads_it(engine):
+    go_on = threading.Event()
+    stream = engine.stream(SECOND, max_tokens=1)
+    while not isinstance(next(stream), Delta):
+        pass
+    assert next(stream, None) is None, "it has ended by itself"
+    stream = engine.stream(SECOND, max_tokens=400, ignore_eos=True)
+    engine._thread.post(go_on.wait)
+    reader = threading.Thread(target=lambda: list(stream))
+    reader.start()
+    stream.close()
+    reader.join(60)
+    go_on.set()
+    assert not reader.is_alive()
 
 
 def test_abort_by_id_ends_the_stream(engine):

@@ -24,6 +24,7 @@ from octavo.engine.journal import RequestRecord
 from octavo.engine.mailbox import Inbox, Mailbox, Sink
 from octavo.engine.messages import Delta, Event, Failure, MemoryReport, Reply, Request, is_last
 from octavo.engine.snapshot import Snapshot, make_snapshot
+from octavo.engine.stream import Stream
 from octavo.engine.thread import EngineThread
 from octavo.errors import EngineStopped, InvalidRequest
 from octavo.kernels.native import release_threads
@@ -125,20 +126,20 @@ class TokenEngine:
 
     def stream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
-    ) -> Iterator[Event]:
+    ) -> Stream:
         """Generates, yielding `Delta`s (the last one has the `reply`) and `Progress` of a long prefill.
 
         Besides sampling settings, keywords are `cache`, `cache_namespace`, `ephemeral`, `reuse`, `shown_specials`,
         `urgency`, `timeout_s` and `prompt_logprobs` (see `Request`), and `grammar`, in llguidance's Lark, which the
         answer then follows.
 
-        Closing the iterator aborts the request.
+        Closing the iterator, or dropping it, aborts the request.
 
         Raises:
             InvalidRequest: the request can never be answered; raised before anything is computed.
             EngineStopped: the engine was closed.
         """
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         request = self._request(prompt, params, sampling)
         accepted = self._submit(request, events.put)
         try:
@@ -146,7 +147,7 @@ class TokenEngine:
         except BaseException:
             self._forget(request.request_id)  # an interrupt may leave it accepted with nobody to hear it
             raise
-        return self._events(request.request_id, events)
+        return Stream(events, lambda: self._forget(request.request_id))
 
     async def astream(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
@@ -325,18 +326,6 @@ class TokenEngine:
     def close(self) -> None:
         """Ends running requests and the engine's thread. Closing twice is fine."""
         self._thread.close()
-
-    def _events(self, request_id: str, events: queue.SimpleQueue[Event]) -> Iterator[Event]:
-        try:
-            while True:
-                event = events.get()
-                if isinstance(event, Failure):
-                    raise event.error
-                yield event
-                if isinstance(event, Delta) and event.reply is not None:
-                    return
-        finally:
-            self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
         """Aborts the request if it still runs, and drops its events."""
