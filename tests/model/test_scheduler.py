@@ -245,6 +245,35 @@ def test_a_failing_step_fails_the_guilty_request_only(lone, monkeypatch, when):
     assert driver.is_clean()
 
 
+def test_suspects_are_tried_one_by_one_also_while_one_of_them_is_loading(lone, monkeypatch):
+    driver = CoreDriver(max_running=4)
+    prompts = [prompt_of(seed, 40 + seed) for seed in range(3)]
+    sizes = failing(driver, monkeypatch, prompts[2][0])
+    loads = []
+
+    def load(load):
+        """Keeps the first sequence waiting that starts again."""
+        if not sizes or loads:
+            return False
+        loads.append(load)
+        return True
+
+    monkeypatch.setattr(driver.core._cache.tiers.tier, "load", load)
+    for seed, prompt in enumerate(prompts):
+        driver.add(str(seed), prompt, max_tokens=20)
+    driver.run()
+    assert list(driver.replies) == ["1"]
+    assert list(driver.errors) == ["2"]
+    assert max(sizes[1:]) == 1
+    loads[0].deliver(loads[0], [], True)
+    driver.core.wake()
+    driver.run()
+    assert list(driver.errors) == ["2"]
+    for seed in (0, 1):
+        assert driver.replies[str(seed)].token_ids == lone(prompts[seed], 20)
+    assert driver.is_clean()
+
+
 def test_a_machine_that_always_fails_fails_everybody(monkeypatch):
     driver = CoreDriver(max_running=4)
 

@@ -89,9 +89,11 @@ class Scheduler:
         Empty with sequences left means that those that run wait for a lower tier, or else that the only one
         that runs cannot go on even with the cache to itself.
         """
-        suspect = next((s for s in self._suspects if not s.waits_for_tier), None)
-        if suspect is not None and (scheduled := self._alone(suspect)):
-            return scheduled
+        while (suspect := next((s for s in self._suspects if not s.waits_for_tier), None)) is not None:
+            if scheduled := self._alone(suspect):
+                return scheduled
+            if not suspect.waits_for_tier:
+                break  # not even the cache to itself is enough for it
         self._make_way()
         num_decodes = sum(sequence.num_remaining_tokens == 1 for sequence in self._active)
         self._is_paced = num_decodes > 0
@@ -127,8 +129,9 @@ class Scheduler:
         """
         for item in scheduled:
             self._give_up(item.sequence)
-            item.sequence.suspect = True
-            self._suspects.append(item.sequence)
+            if not item.sequence.suspect:
+                item.sequence.suspect = True
+                self._suspects.append(item.sequence)
 
     def clear_suspicion(self, sequence: Sequence) -> None:
         """It has computed alone all that it had to."""

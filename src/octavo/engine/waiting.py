@@ -63,8 +63,12 @@ class WaitingQueue:
         self._shares.charge(sequence.state.namespace, num_tokens)
 
     def next(self, running: SequenceOf[Sequence]) -> Sequence | None:
-        """Who is to get the next place; None if nobody can use one now."""
-        ready = [s for s in self._sequences if not s.parked and not self._is_being_computed(s, running)]
+        """Who is to get the next place; None if nobody can use one now. Suspects get theirs alone, not in this way."""
+        ready = [
+            s
+            for s in self._sequences
+            if not s.parked and not s.suspect and not self._is_being_computed(s, running)
+        ]
         if not ready:
             return None
         standings = [self._standing(sequence) for sequence in ready]
@@ -99,7 +103,7 @@ class WaitingQueue:
             if leader in running and leader.table is not None and leader.table.num_tokens < num_tokens:
                 return True
             sequence.follows = None
-        if not sequence.state.looks_up or sequence.suspect:
+        if not sequence.state.looks_up:
             return False
         for leader in running:
             num_tokens = _num_to_share(sequence, leader)
