@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_driver import CoreDriver, prompt_of
 from families import tiny_loaded
 
 from octavo.engine.engine import TokenEngine
@@ -44,6 +45,24 @@ def test_a_tier_is_not_slow_because_the_engine_is_busy(stored: None, monkeypatch
         tiers = engine._core._cache.tiers
         assert tiers._load_s.value is not None
         assert tiers._load_s.value < 0.1  # of a block, ten of which came while a step of 0.2 s was under way
+
+
+def test_a_stalled_tier_is_not_waited_for_any_longer_because_others_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = CoreDriver()
+    driver.add("other", prompt_of(1, 5), max_tokens=100)
+    driver.step()
+    tiers = driver.core._cache.tiers
+    monkeypatch.setattr(tiers.tier, "load", lambda _: True)  # and nothing ever comes
+    driver.add("a", prompt_of(2, 100))
+    while not tiers._loading:
+        driver.step()
+    (waiting,) = tiers._loading.values()
+    waiting.until_s = time.perf_counter()
+    driver.run()
+    assert [*driver.replies] == ["a", "other"]
+    assert driver.is_clean()
 
 
 def test_a_full_queue_is_waited_for_as_long_as_computing_would_take(

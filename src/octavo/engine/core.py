@@ -128,7 +128,6 @@ class EngineCore:
     def wake(self) -> None:
         """Something arrived, or `patience_s` is over: there may be work again."""
         self._only_waits = False
-        self._cache.tiers.lose_patience()
 
     def rest(self) -> None:
         """There is nothing to compute: what was computed is saved."""
@@ -199,6 +198,7 @@ class EngineCore:
     def step(self) -> list[Event]:
         """Computes one step of whatever can run."""
         events = self._end_late() if self._deadlines else []
+        self._cache.tiers.lose_patience()  # here, so that all that has come by now is taken first
         started_s = time.perf_counter()
         scheduled = self._scheduler.schedule()
         if not scheduled:
