@@ -231,7 +231,8 @@ class Conversation:
         Args:
             engine: goes on with it.
             data: what `to_dict` wrote.
-            **options: `cache_namespace` and sampling defaults.
+            **options: as for a new conversation; `system` and `tools` stay those of `data`, and so does `overflow`
+                unless it is given.
 
         Raises:
             InvalidConversation: `data` is damaged, or was written with another tokenizer.
@@ -239,7 +240,7 @@ class Conversation:
         history, overflow = saved.load(
             data, engine.chat_template, model=engine.name, tokenizer=engine.tokenizer
         )
-        conversation = cls(engine, overflow=overflow, **options)
+        conversation = cls(engine, **{"overflow": overflow, **options})
         conversation._set(history)
         return conversation
 

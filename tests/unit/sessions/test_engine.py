@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,3 +50,11 @@ def test_conversations_share_the_engines_template(engine: Any) -> None:
     restored.ask("And?")
     assert engine.params[1].top_k == 4
     assert engine.chat_template is engine.chat_template
+
+
+def test_a_given_overflow_counts_and_not_the_kept_one(engine: Any) -> None:
+    data = engine.conversation().to_dict()
+    assert engine.restore(data).to_dict()["overflow"] == "stop"
+    assert engine.restore(data, overflow="drop-oldest").to_dict()["overflow"] == "drop-oldest"
+    engine.kept = lambda *_: SimpleNamespace(data=data)
+    assert engine.resume("last", overflow="drop-oldest").to_dict()["overflow"] == "drop-oldest"
