@@ -13,6 +13,7 @@ from families import answers_at_once, tiny_loaded
 from octavo.engine.engine import TokenEngine
 from octavo.engine.messages import Delta, Failure, Progress
 from octavo.errors import (
+    EngineError,
     EngineStopped,
     InvalidRequest,
     NumericalError,
@@ -449,6 +450,19 @@ def test_a_dead_thread_is_reported(monkeypatch):
         engine.memory()
     for caught in (waited, asked):
         assert isinstance(caught.value.__cause__, SystemError)
+
+
+def test_the_engines_own_thread_does_not_wait_for_itself(engine):
+    raised = []
+
+    def ask():
+        with pytest.raises(EngineError, match="wait for itself") as caught:
+            engine.memory()
+        raised.append(caught)
+
+    engine._thread.post(ask)
+    engine.memory()
+    assert raised
 
 
 def test_reference_kernels_answer_alike(expected):

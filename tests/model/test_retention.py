@@ -154,3 +154,23 @@ def test_a_pinned_conversation_stays_until_it_is_closed(engine) -> None:
     chat.close()
     fork.close()
     assert engine._core._cache.pins.num_blocks == 0
+
+
+@pytest.mark.parametrize("options", [{"pin": True}, {"ephemeral": True}], ids=["pin", "ephemeral"])
+@pytest.mark.parametrize("how", ["read to its end", "closed"])
+def test_nothing_is_held_of_an_answer_that_ends_after_its_conversation_was_closed(
+    engine, options, how
+) -> None:
+    engine.clear()
+    chat = engine.conversation(max_tokens=300, ignore_eos=True, **options)
+    answer = chat.say("z" * 60)
+    next(answer)
+    chat.close()
+    if how == "closed":
+        answer.close()
+    else:
+        assert list(answer)[-1].reply is not None
+    left_bytes = engine.memory().kv_reusable_bytes
+    assert engine._core._cache.pins.num_blocks == 0
+    if chat.is_ephemeral:
+        assert left_bytes == 0

@@ -13,7 +13,7 @@ import torch
 
 from octavo.engine.core import EngineCore
 from octavo.engine.messages import Event
-from octavo.errors import EngineStopped
+from octavo.errors import EngineError, EngineStopped
 
 T = TypeVar("T")
 
@@ -54,6 +54,8 @@ class EngineThread:
 
     def ask(self, function: Callable[[], T]) -> T:
         """Runs `function` on the thread, between two steps, and returns its result."""
+        if threading.current_thread() is self._thread:  # as a finalizer, say
+            raise EngineError("The engine's own thread cannot wait for itself.")
         return self.wait(self.call(function))
 
     def call(self, function: Callable[[], T]) -> Future[T]:

@@ -202,10 +202,17 @@ class Conversation:
         return other
 
     def close(self) -> None:
-        """Ends the conversation. Its tokens stay in the cache, to be reused or evicted, unless it is ephemeral."""
+        """Ends the conversation. Its tokens stay in the cache, to be reused or evicted, unless it is ephemeral.
+
+        An answer that is being streamed goes on; what was held of it is let go when it ends.
+        """
         if self._closed:
             return
         self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Nothing is held of it any more, and nothing is left of it if it is ephemeral."""
         with suppress(EngineStopped):  # then nothing is left of it anyway
             if self._pin is not None:
                 self._engine.unpin(self._pin, cache_namespace=self._cache_namespace)
@@ -299,6 +306,8 @@ class Conversation:
                 close = getattr(events, "close", None)
                 if close is not None:
                     close()
+                if self._closed:  # meanwhile: what this answer has left is not held either
+                    self._let_go()
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
