@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,21 +77,18 @@ def chat(
             "--resume takes a whole conversation, system prompt included. Leave out --system and --load."
         )
     saved = None if load is None else _read_saved(load)
-    if saved is not None:
-        saved = _with_overflow(saved, overflow)
     item = None
     turns = _scripted(script)
     terminal = Terminal(json=output.json, quiet=output.quiet)
+    options = {**params, **({} if overflow is None else {"overflow": overflow.value})}
     with opened(model, settings, terminal) as llm:
         if resume is not None:
             item = llm.kept(resume)
-            conversation = llm.restore(_with_overflow(item.data, overflow), **params)
+            conversation = llm.restore(item.data, **options)
         elif saved is not None:
-            conversation = llm.restore(saved, **params)
+            conversation = llm.restore(saved, **options)
         else:
-            conversation = llm.conversation(
-                system=system, overflow="stop" if overflow is None else overflow.value, **params
-            )
+            conversation = llm.conversation(system=system, **options)
         session = commands.Chat(llm, terminal, conversation, params, load)
         if item is not None:
             session.kept_id = item.id
@@ -170,11 +167,6 @@ def _read_saved(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InvalidRequest(f"{path} is not a saved conversation. Give a file that /save wrote.")
     return data
-
-
-def _with_overflow(data: Mapping[str, Any], overflow: Overflow | None) -> dict[str, Any]:
-    """A saved conversation, with the choice of this run if there is one."""
-    return dict(data) if overflow is None else {**data, "overflow": overflow.value}
 
 
 def _greet(engine: Engine, terminal: Terminal, conversation: Conversation) -> None:

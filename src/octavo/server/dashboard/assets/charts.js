@@ -62,11 +62,14 @@ export class Charts {
 
   /** Takes up what an engine holds and has done. */
   add({ counts, conversations, memory }) {
+    // The engine has begun anew: what it did before does not go with what it does now.
+    if (this.last && counts.generated_tokens < this.last.counts.generated_tokens) this.reset();
     const turns = Object.values(conversations).flatMap((one) => one.turns);
     turns.sort((a, b) => a.ended_s - b.ended_s);
+    const known = this.known;
+    this.known = new Set(turns.map((turn) => turn.request_id));
     for (const turn of turns) {
-      if (this.known.has(turn.request_id)) continue;
-      this.known.add(turn.request_id);
+      if (known.has(turn.request_id)) continue;
       this.reused += turn.cached_tokens;
       this.prompted += turn.prompt_tokens;
       push(this.data.reuse, turn.ended_s, turn.cached_tokens / turn.prompt_tokens, this.reused / this.prompted);

@@ -24,21 +24,30 @@ live.follow((all, changes) => {
 
 function chooseModel({ models }) {
   const names = Object.keys(models);
-  if (!(chosen in models)) chosen = names[0];
+  if (!(chosen in models)) {
+    if (chosen && names.length) beginAnew();
+    chosen = names[0];
+  }
   const select = at("model");
   select.hidden = names.length < 2;
   at("model-name").hidden = names.length > 1;
   at("model-name").textContent = chosen;
-  if (select.options.length !== names.length) {
-    select.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
+  if ([...select.options].map((option) => option.value).join("\n") !== names.join("\n")) {
+    select.replaceChildren(...names.map((name) => new Option(name, name)));
   }
+  select.value = chosen ?? "";
+}
+
+/** Another model is shown from now on. */
+function beginAnew() {
+  before = null;
+  charts.reset();
+  at("events").replaceChildren();
 }
 
 at("model").addEventListener("change", (event) => {
   chosen = event.target.value;
-  before = null;
-  charts.reset();
-  at("events").replaceChildren();
+  beginAnew();
   show(null);
 });
 
@@ -74,6 +83,7 @@ function show(changes) {
 function showNothing() {
   at("model-name").textContent = "no model is loaded";
   blocks.empty();
+  charts.reset();
   conversations.show({}, false);
   for (const id of ["memory-bar", "memory-legend", "figures"]) at(id).replaceChildren();
   at("memory-sum").textContent = at("blocks-sum").textContent = "";
