@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_driver import CoreDriver
 from families import FUSED, tiny_loaded
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from octavo.engine.edits import common_spans
 from octavo.engine.engine import TokenEngine
 from octavo.engine.verify_edits import SHARES, verify_edits
 from octavo.errors import InvalidRequest
+from octavo.spec import BLOCK_SIZE
 
 TURNABLE = [family for family in FUSED if family != "gemma3_text"]  # whose layers turn in two ways
 TEXT = [random.Random(2).randrange(5, 260) for _ in range(420)]
@@ -103,6 +105,37 @@ def test_the_earlier_text_is_held_until_it_is_taken_over_and_no_longer() -> None
                 break
         assert done.is_set()
         llm.check_integrity()
+
+
+def test_the_earlier_text_makes_room_for_the_answer() -> None:
+    driver = CoreDriver(480 << 10, max_step_tokens=64)
+    old = TEXT[: 10 * BLOCK_SIZE]
+    driver.add("old", old, max_tokens=1)
+    driver.run()
+    driver.add("new", [*old[:100], 7, 8, 9, *old[104:]], reuse="approximate")
+    while not driver.tokens["new"][0]:
+        driver.step()
+    table = driver.scheduler.running[0].table
+    assert driver.manager.num_used_blocks == len(table.block_ids), "all is taken over"
+    driver.run()
+    assert driver.replies["new"].usage.approximate_tokens
+    assert driver.is_clean()
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_without_room_for_both_texts_it_is_computed(others: int) -> None:
+    driver = CoreDriver(480 << 10)
+    num_tokens = driver.core._cache.plan.num_blocks * 5 // 8 * BLOCK_SIZE
+    old = [7 * index * index % 251 + 5 for index in range(num_tokens)]
+    driver.add("old", old, max_tokens=1)
+    driver.run()
+    new = [*old[:100], 7, 8, 9, *old[104:]]
+    driver.add("new", new, reuse="approximate", max_tokens=9)
+    for number in range(others):
+        driver.add(f"other {number}", [*new[: -number - 9], 5], reuse="approximate", max_tokens=9)
+    driver.run()
+    assert {len(tokens[0]) for name, tokens in driver.tokens.items() if name != "old"} == {9}
+    assert driver.is_clean()
 
 
 def test_what_cannot_be_is_refused() -> None:

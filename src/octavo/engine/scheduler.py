@@ -151,9 +151,7 @@ class Scheduler:
     def forget_blocks(self, sequence: Sequence, *, keep_tail: bool = True) -> None:
         """Gives a sequence's blocks back; its last block stays as a raw tail, unless a step of it has failed."""
         self._tiers.cancel(sequence)
-        if sequence.edit is not None:
-            self._edits.drop(sequence.edit)
-            sequence.edit = None
+        self._end_edit(sequence)
         table = sequence.table
         if table is not None:
             if keep_tail and table.num_tokens and not table.num_pending:
@@ -234,6 +232,8 @@ class Scheduler:
             before = table.num_tokens
             count = self._edits.advance(sequence.edit, table, sequence.token_ids, count)
             sequence.state.num_approximate_tokens += table.num_tokens - before
+            if not sequence.edit.splices:
+                self._end_edit(sequence)
             if not count:
                 return None
         if self._is_paced and count < sequence.num_remaining_tokens:
@@ -335,8 +335,13 @@ class Scheduler:
     def _preempt(self, needy: Sequence, chosen: Collection[Sequence], first: Sequence | None) -> bool:
         """Takes a running sequence's place for `needy`; False when it has to be that of `needy` itself.
 
-        Nobody does who is in the step already, nor the first in rank, nor who would free nothing.
+        Nobody does who is in the step already, nor the first in rank, nor who would free nothing. Before that, texts
+        that are held to be taken over go: they can be computed.
         """
+        edited = next((other for other in self.running if other.edit is not None), None)
+        if edited is not None:
+            self._end_edit(edited)
+            return True
         if len(self.running) == 1:
             return False
         victims = [
@@ -352,6 +357,12 @@ class Scheduler:
         victim = self._cheapest(victims)
         self._give_up(victim)
         return victim is not needy
+
+    def _end_edit(self, sequence: Sequence) -> None:
+        """Lets go of the earlier text that the sequence takes over from; what is not taken over yet is computed."""
+        if sequence.edit is not None:
+            self._edits.drop(sequence.edit)
+            sequence.edit = None
 
     def _give_up(self, sequence: Sequence) -> None:
         """A running sequence waits again."""
