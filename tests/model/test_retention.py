@@ -132,6 +132,30 @@ def test_an_ephemeral_conversation_leaves_nothing_when_it_is_closed(tmp_path, mo
         assert engine.memory().disk.num_written - written <= 6, "what the other one has computed, and no more"
 
 
+def test_what_is_forgotten_while_it_is_answered_is_not_reused(engine) -> None:
+    answer = engine.stream(prompt(0), max_tokens=40, ignore_eos=True, cache_namespace="ada", pin="mine")
+    next(answer)
+    engine.forget("ada")
+    engine.check_integrity()
+    assert cached(engine, prompt(0), cache_namespace="ada", ephemeral=True) == 0
+    list(answer)
+    memory = engine.memory()
+    assert (memory.kv_used_bytes, memory.kv_reusable_bytes) == (0, 0)
+    assert cached(engine, prompt(0), cache_namespace="ada") == 0
+
+
+def test_an_ephemeral_conversation_that_is_closed_while_it_is_answered_leaves_nothing(engine) -> None:
+    chat = engine.conversation(ephemeral=True, max_tokens=60, ignore_eos=True)
+    chat.ask("x" * 100)
+    answer = chat.say("y" * 40)
+    next(answer)
+    chat.close()
+    engine.check_integrity()
+    answer.close()
+    memory = engine.memory()
+    assert (memory.kv_used_bytes, memory.kv_reusable_bytes) == (0, 0)
+
+
 def test_what_has_a_time_is_not_loaded_after_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     for ttl_s, expected in ((600, 96), (0.01, 0)):

@@ -233,6 +233,44 @@ def test_a_dropped_conversation_is_gone_from_the_disk_too(tmp_path, monkeypatch,
         assert engine.snapshot().num_restored == (0 if dropped else 3)
 
 
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_conversation_that_is_dropped_while_it_is_answered_is_gone_when_it_ends(
+    tmp_path, monkeypatch, turns: int
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    settings = {"kv_memory": "480KiB", "kv_disk": "64MiB", "max_running": 2, "max_step_tokens": 64}
+    with Engine(tiny_loaded("llama"), **settings) as engine:
+        other = [*prompt(1, 64), *prompt(2, 40)]
+        engine.generate(other, max_tokens=1, ignore_eos=True)
+        for _ in range(turns):
+            engine.generate(prompt(1), max_tokens=1, ignore_eos=True)
+        events = engine.stream(prompt(1), max_tokens=70, ignore_eos=True)
+        next(events)
+        engine.drop_conversation("c2")
+        engine.check_integrity()
+        whole = [*prompt(1), *[id_ for event in events for id_ in event.token_ids]]
+        assert engine.flush()
+        assert names(engine.snapshot()) == {"c1": 4}
+        assert engine.snapshot().memory.kv_used_bytes == 0
+        assert engine.generate(other, max_tokens=1).usage.cached_tokens == len(other) - 1
+        reply = engine.generate(whole, max_tokens=1, ephemeral=True)
+        assert (reply.usage.cached_tokens, reply.usage.loaded_tokens) == (64, 0)
+        engine.check_integrity()
+    with Engine(tiny_loaded("llama"), **settings) as engine:
+        assert engine.generate(whole, max_tokens=1).usage.loaded_tokens == 64
+
+
+def test_what_waits_of_a_dropped_conversation_leaves_nothing(engine) -> None:
+    first = engine.stream(prompt(0), max_tokens=40, ignore_eos=True, n=4)  # all places
+    next(first)
+    second = engine.stream(prompt(1), max_tokens=2)
+    engine.drop_conversation("c2")
+    list(first)
+    list(second)
+    assert names(engine.snapshot()).keys() == {"c1"}
+    assert engine.generate(prompt(1), max_tokens=1).usage.cached_tokens == 0
+
+
 def test_cells_over_the_limit_are_counted_and_the_newest_are_shown(engine, monkeypatch) -> None:
     engine.generate(prompt(1), max_tokens=1)
     engine.generate(prompt(2), max_tokens=1)

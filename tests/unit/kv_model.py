@@ -63,6 +63,11 @@ class Sequence:
         """A sealed block is known by its last row."""
         return self.rows[B - 1 :: B]
 
+    def shared(self, ids: dict[int, int]) -> list[int]:
+        """The ends of those of its blocks that are published, if at all: one of its own may have an equal one."""
+        ends = zip(self.block_ends, self.table.block_ids, strict=False)
+        return [end for end, block_id in ends if ids.get(end) == block_id]
+
 
 class Model:
     """A cache and an engine: the bytes of blocks and slots, and what the cache should find.
@@ -83,6 +88,7 @@ class Model:
         )
         self.ids: dict[int, int] = {}  # of published blocks, by their last row
         self.parents: dict[int, int] = {}  # the block before a block, by their last rows
+        self.namespaces: dict[int, bytes] = {}  # of published blocks, by their last row
         self.num_slots = num_slots
         self.blocks = [[POISON] * B for _ in range(NUM_BLOCKS)]
         self.slots = [[POISON] * B for _ in range(num_slots)]
@@ -94,7 +100,7 @@ class Model:
     # What the cache should know
 
     def held(self) -> set[int]:
-        return {end for seq in self.running if not seq.private for end in seq.block_ends}
+        return {end for seq in self.running for end in seq.shared(self.ids)}
 
     def released(self, ends: list[int]) -> None:
         for end in reversed(ends):
@@ -183,7 +189,7 @@ class Model:
                 if not seq.private:
                     for end, block_id in zip(seq.block_ends, seq.table.block_ids, strict=True):
                         self.published.setdefault(end, 0)
-                        self.ids[end] = block_id
+                        self.ids[end], self.namespaces[end] = block_id, seq.namespace
                     self.parents.update((end, before) for before, end in pairwise(seq.block_ends))
 
     def compute(self, seq: Sequence, token_ids: list[int], plan: StepPlan, fails: bool) -> None:
@@ -225,15 +231,14 @@ class Model:
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         self.seen.append((seq.namespace, list(seq.token_ids)))
-        ends, raw_from = seq.block_ends, seq.table.last_block_start
+        ends, raw_from = seq.shared(self.ids), seq.table.last_block_start
         had_slot = seq.table.slot is not None
         left = self.kv.truncate(seq.table, num_tokens)
         assert num_tokens // B * B <= left <= num_tokens
         if had_slot and num_tokens > raw_from:
             assert left == num_tokens
         del seq.token_ids[left:]
-        if not seq.private:
-            self.released(ends[left // B :])
+        self.released([end for end in ends if end not in seq.block_ends])
 
     def keep_tail(self, seq: Sequence) -> None:
         self.kv.keep_tail(seq.table)
@@ -243,27 +248,44 @@ class Model:
 
     def free(self, seq: Sequence) -> None:
         self.seen.append((seq.namespace, list(seq.token_ids)))
+        ends = seq.shared(self.ids)
         self.kv.free(seq.table)
         self.running.remove(seq)
-        if not seq.private:
-            self.released(seq.block_ends)
+        self.released(ends)
 
-    def forget_blocks(self, namespace: bytes, token_ids: list[int], first: int) -> None:
-        """Forget a sequence's blocks from number `first` on: those go that nobody holds and none goes on from."""
+    def forget_blocks(self, namespace: bytes, token_ids: list[int], first: int, own: list[Sequence]) -> None:
+        """Forget a sequence's blocks from number `first` on: those go that `own` alone hold and none goes on from."""
+        for seq in own:
+            seq.private = True
+        held = {end for seq in self.running if seq not in own for end in seq.shared(self.ids)}
         ends = rows_of(namespace, token_ids)[B - 1 :: B]
         gone = []
         for end in reversed(ends[first:]):
             goes_on = any(self.parents.get(other) == end for other in self.published)
-            if end in self.published and end not in self.held() and not goes_on:
+            if end in self.published and end not in held and not goes_on:
                 gone.append(self.ids[end])
                 del self.published[end]
         hashes, parent = [], ROOT_HASH
         for start in range(0, len(ends) * B, B):
             parent = block_hash(namespace, parent, token_ids[start : start + B])
             hashes.append(parent)
-        forgotten = self.kv.forget_blocks(namespace, hashes[first:], token_ids)
+        tables = [seq.table for seq in own]
+        forgotten = self.kv.forget_blocks(namespace, hashes[first:], token_ids, tables)
         assert len(forgotten) == len(gone)
         assert sequence_hash(namespace, token_ids[: len(ends) * B]) == parent
+
+    def forget(self, namespace: bytes) -> None:
+        self.kv.forget(namespace)
+        for end in self.published.keys() & self.ends_of(namespace):
+            del self.published[end]
+        for seq in self.running:
+            seq.private = seq.private or seq.namespace == namespace
+        for other, token_ids in self.seen:
+            assert other != namespace or self.match(other, token_ids).num_tokens == 0
+
+    def ends_of(self, namespace: bytes) -> set[int]:
+        """All blocks of a namespace that ever were."""
+        return {end for end, of in self.namespaces.items() if of == namespace}
 
     def clear(self) -> None:
         self.kv.clear()

@@ -142,7 +142,20 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(old=st.integers(0, 99), first=st.integers(0, 3))
     def forget_blocks(self, old: int, first: int) -> None:
         namespace, token_ids = self.model.seen[old % len(self.model.seen)]
-        self.model.forget_blocks(namespace, token_ids, first)
+        self.model.forget_blocks(namespace, token_ids, first, [])
+
+    @precondition(lambda self: self.model.exact and self.model.running)
+    @rule(numbers=st.lists(st.integers(0, 9), min_size=1, max_size=3), first=st.integers(0, 3))
+    def forget_running(self, numbers: list[int], first: int) -> None:
+        own = [self.sequence(number) for number in set(numbers)]
+        own = [seq for seq in dict.fromkeys(own) if seq.namespace == own[0].namespace]
+        self.model.forget_blocks(own[0].namespace, own[0].token_ids, first, own)
+
+    @precondition(lambda self: self.model.published)
+    @rule(namespace=st.sampled_from(NAMESPACES), sure=st.integers(0, 3))
+    def forget(self, namespace: bytes, sure: int) -> None:
+        if sure == 3:
+            self.model.forget(namespace)
 
     @precondition(lambda self: self.model.published)
     @rule(sure=st.integers(0, 7))

@@ -170,7 +170,7 @@ class EngineCache:
     def forget(self, tenant: str, *, on_disk: bool) -> int:
         """Forgets everything reusable of a tenant, in memory and below; returns the bytes given back to the system.
 
-        What its running requests hold stays until they end.
+        What its running requests hold is theirs alone from now on, and goes with them.
         """
         namespace = self.namespace(tenant)
         self._forget_elsewhere(namespace)
@@ -185,8 +185,16 @@ class EngineCache:
         """Has `forget` called when something of a namespace, or of all of them (None), is forgotten or dropped."""
         self._forget_elsewhere = forget
 
-    def drop(self, namespace: bytes, block_hashes: Collection[bytes], token_ids: SequenceOf[int]) -> int:
+    def drop(
+        self,
+        namespace: bytes,
+        block_hashes: Collection[bytes],
+        token_ids: SequenceOf[int],
+        tables: Collection[BlockTable] = (),
+    ) -> int:
         """Forgets these blocks and what is raw of the sequence behind them, in memory and below.
+
+        What `tables` alone hold, those of answers that go on from there, is theirs from now on and goes with them.
 
         Returns:
             The bytes of memory given back to the system.
@@ -195,7 +203,7 @@ class EngineCache:
         names = set(block_hashes)
         if len(token_ids) % BLOCK_SIZE:
             names.add(sequence_hash(namespace, token_ids))
-        self.tiers.discard(self.manager.forget_blocks(namespace, block_hashes, token_ids))
+        self.tiers.discard(self.manager.forget_blocks(namespace, block_hashes, token_ids, tables))
         self.tiers.tier.remove(namespace, names)
         return self._give_back()
 

@@ -56,6 +56,7 @@ class Lineage:
     num_turns: int = 0
     num_running: int = 0
     is_pinned: bool = False
+    is_dropped: bool = False
     used_s: float = field(default_factory=time.time)
 
     @property
@@ -133,13 +134,9 @@ class Lineages:
             if not lineage.num_turns and not lineage.num_running:
                 del self._lineages[lineage]
 
-    def alone(self, lineage: Lineage) -> set[bytes]:
-        """Hashes of the blocks that no other conversation has."""
-        others = (one.block_hashes for one in self._of(lineage.namespace) if one is not lineage)
-        return lineage.block_hashes.difference(*others)
-
     def drop(self, lineage: Lineage) -> None:
-        """Forget a conversation; its requests that still run leave no turn anywhere."""
+        """Forget a conversation; its requests that still run leave no turn anywhere, and nothing to reuse."""
+        lineage.is_dropped = True
         self._lineages.pop(lineage, None)
 
     def forget(self, namespace: bytes | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
 from octavo.engine.cache import EngineCache
@@ -85,7 +86,7 @@ class Onlooker:
     def drop(self, name: str, tenant: str) -> int:
         """Forgets what only this conversation has, in memory and below; what it shares with others stays.
 
-        What its running requests hold stays until they end.
+        What its running requests have of it is theirs alone from now on, and goes with them.
 
         Returns:
             The bytes of memory given back to the system.
@@ -95,9 +96,7 @@ class Onlooker:
         """
         lineage = self._find(name, tenant)
         self.unpin(name, tenant)
-        hashes = self.lineages.alone(lineage)
-        self.lineages.drop(lineage)
-        return self._cache.drop(lineage.namespace, hashes, unpack_ids(lineage.sequence))
+        return self._drop(lineage.namespace, [lineage], lineage.block_hashes, unpack_ids(lineage.sequence))
 
     def forget_sequence(self, token_ids: SequenceOf[int], tenant: str) -> int:
         """Forgets what was computed of a sequence, in memory and below, but what other conversations have too.
@@ -113,11 +112,25 @@ class Onlooker:
         others = [one for one in all_ if one not in own]
         if any(one.sequence.startswith(packed) or one.prompt.startswith(packed) for one in others):
             return 0
-        hashes = set(chain_hashes(namespace, token_ids)).difference(*(one.block_hashes for one in others))
         for lineage in own:
             self._cache.pins.release(_pin_name(lineage))
+        return self._drop(namespace, own, chain_hashes(namespace, token_ids), token_ids)
+
+    def _drop(
+        self, namespace: bytes, own: SequenceOf[Lineage], hashes: Iterable[bytes], token_ids: SequenceOf[int]
+    ) -> int:
+        """Forgets conversations, and of these blocks and those of their answers what no other conversation has."""
+        answers = [
+            sequence
+            for sequence in (*self._scheduler.running, *self._scheduler.waiting)
+            if sequence.state.lineage in own
+        ]
+        names = set(hashes).union(*(chain_hashes(namespace, sequence.token_ids) for sequence in answers))
+        for lineage in own:
             self.lineages.drop(lineage)
-        return self._cache.drop(namespace, hashes, token_ids)
+        names.difference_update(*(one.block_hashes for one in self.lineages if one.namespace == namespace))
+        tables = [sequence.table for sequence in answers if sequence.table is not None]
+        return self._cache.drop(namespace, names, token_ids, tables)
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence ends whole, and what it has in its table can be shared."""

@@ -290,7 +290,8 @@ class Scheduler:
             state.again = state.again[0], state.again[1] + sequence.num_given_up - match.num_tokens
         sequence.num_given_up = 0
         exact = state.request.reuse == "exact"
-        publish = caches and exact and not state.request.ephemeral
+        dropped = state.lineage is not None and state.lineage.is_dropped
+        publish = caches and exact and not (state.request.ephemeral or dropped)
         sequence.table = self._manager.start(match, ids, publish=publish)
         if looks and exact:
             self._tiers.begin(sequence, self._loaded)

@@ -126,18 +126,17 @@ class BlockPool:
         return block_id if self.index.publish(block_id, namespace, parent, token_ids) else None
 
     def forget(self, namespace: bytes) -> list[PublishedBlock]:
-        """Unpublish the reusable blocks of a namespace, and return what they held."""
-        ids = [
-            id_
-            for id_ in self.index
-            if self.index[id_].namespace == namespace and not self.ids.ref_count(id_)
-        ]
+        """Unpublish the blocks of a namespace, and return what they held. Reusable ones become free."""
+        ids = [id_ for id_ in self.index if self.index[id_].namespace == namespace]
         return [self.drop(id_) for id_ in sorted(ids, key=lambda id_: self.index[id_].depth, reverse=True)]
 
     def drop(self, block_id: int) -> PublishedBlock:
-        """Make a reusable block that no other continues free, and return what it held."""
+        """Unpublish a block that no other continues, and return what it held. A reusable one becomes free."""
+        if self.ids.ref_count(block_id):
+            self.reusable.touch(block_id)  # only to be dropped: what the policy knows of it is to go
+        else:
+            self.ids.put_back(block_id)
         self.reusable.drop(block_id)
-        self.ids.put_back(block_id)
         return self.index.unpublish(block_id)
 
     def clear(self) -> list[PublishedBlock]:

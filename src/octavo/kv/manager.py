@@ -277,7 +277,11 @@ class KVCacheManager:
             self._slots.release(table.slot)
 
     def forget(self, namespace: bytes) -> None:
-        """Forget what could be reused of a namespace. What its running sequences hold stays until they end."""
+        """Forget what could be reused of a namespace.
+
+        Nothing of it computed up to now is ever matched again; its running sequences go on undisturbed, and keep
+        what they compute to themselves.
+        """
         for tail in self._slots.clear_tails(namespace):
             self._depart(tail, "cleared")
         for block in self._blocks.forget(namespace):
@@ -287,18 +291,27 @@ class KVCacheManager:
                 table.publishes = False
 
     def forget_blocks(
-        self, namespace: bytes, block_hashes: Collection[bytes], token_ids: Sequence[int]
+        self,
+        namespace: bytes,
+        block_hashes: Collection[bytes],
+        token_ids: Sequence[int],
+        tables: Collection[BlockTable] = (),
     ) -> list[int]:
-        """Forget blocks and the tails behind them, but those that are held or gone on from; returns their ids.
+        """Forget blocks and the tails behind them, but those that are gone on from; returns their ids.
 
-        What a tail has of `token_ids`, the sequence that they are of, is forgotten too.
+        Those that are held stay too, unless it is by `tables` alone: these are of what is forgotten, and keep to
+        themselves what they have and compute. What a tail has of `token_ids`, the sequence that the blocks are of,
+        is forgotten as well.
         """
+        own = Counter(block_id for table in tables for block_id in table.block_ids)
+        for table in tables:
+            table.publishes = False
         found = [id_ for id_ in map(self._index.with_hash, block_hashes) if id_ is not None]
         forgotten = []
         for block_id in sorted(found, key=lambda id_: self._index[id_].depth, reverse=True):
             for slot in self._slots.tails.continuing(block_id):
                 self._forget_tail(slot)
-            if not self._blocks.ids.ref_count(block_id) and not self._index.children(block_id):
+            if self._blocks.ids.ref_count(block_id) == own[block_id] and not self._index.children(block_id):
                 self._departed.add_block(self._blocks.drop(block_id).block_hash, "cleared")
                 forgotten.append(block_id)
         rest = self.match_prefix([*token_ids, 0], namespace=namespace)

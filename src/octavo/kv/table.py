@@ -20,8 +20,8 @@ class BlockTable:
         slot: holds the raw rows of the sequence's last block, which is partial or just full. None if the
             sequence is empty, or ends on a block's end and only its sealed blocks are here.
         num_pending: tokens of the step that is allocated and not committed, 0 if there is none.
-        publishes: False once the cache was cleared, or a hash collided: what the sequence computes from
-            then on is its own.
+        publishes: False once the cache, or what the sequence is of, was forgotten, or a hash collided: what
+            the sequence computes from then on is its own.
     """
 
     namespace: bytes
