@@ -33,4 +33,4 @@ def test_smollm2_is_planned_to_the_byte(kv_format: str, weights: str) -> None:
         longest = longest_context(spec, page_format, budget, 1, 2)
         with pytest.raises(RequestTooLarge):
             engine.generate([5] * (longest + 1), max_tokens=1)
-        engine._core._cache.check_room(longest)
+        engine._core._cache.check_room(range(longest))

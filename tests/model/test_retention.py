@@ -91,6 +91,32 @@ def test_pins_that_grow_while_a_request_waits_do_not_hang_it() -> None:
             list(second)
 
 
+def test_a_prompt_that_begins_with_what_is_pinned_needs_no_second_room_for_it(engine) -> None:
+    cache = engine._core._cache
+    share, have = cache.pins.max_blocks, cache.plan.num_blocks
+    engine.generate(prompt(0, share * 32), max_tokens=1, ignore_eos=True, pin="mine")
+    longest = prompt(0, min(have * 32, 512) - 2)
+    assert len(longest) // 32 > have - share
+    assert engine.generate(longest, max_tokens=1).usage.cached_tokens == share * 32
+    for options in ({"cache": False}, {"cache_namespace": "other"}, {"prompt_logprobs": 0}):
+        with pytest.raises(RequestTooLarge, match="beside what is pinned"):
+            engine.generate(longest, max_tokens=1, **options)
+
+
+def test_pins_that_grow_end_the_request_that_is_next_and_not_the_first_that_came(engine) -> None:
+    share = engine._core._cache.pins.max_blocks
+    first = engine.stream(prompt(0, share * 32 - 40), max_tokens=30, ignore_eos=True, pin="mine", n=2)
+    next(first)  # both places
+    short = engine.stream(prompt(50, 40), max_tokens=1, urgency=-1)
+    long = engine.stream(prompt(60, (share + 3) * 32), max_tokens=1, urgency=-1)
+    urgent = engine.stream(prompt(70, (share + 3) * 32), max_tokens=1)
+    list(first)
+    for refused in (urgent, long):
+        with pytest.raises(RequestTooLarge, match="beside what is pinned"):
+            list(refused)
+    list(short)
+
+
 def test_priority_leaves_last(engine) -> None:
     engine.generate(prompt(0), max_tokens=1, priority=3)
     for number in range(1, 4):

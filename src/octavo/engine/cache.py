@@ -99,17 +99,24 @@ class EngineCache:
         length = len(request.token_ids)
         if length >= self._context:
             raise PromptTooLong(length, self._context)
-        self.check_room(length)
         namespace = self.namespace(request.cache_namespace)
+        looks_up = request.cache and request.prompt_logprobs is None
+        self.check_room(request.token_ids, namespace if looks_up else None)
         if request.retention.pin is not None:
             self.pins.check((namespace, request.retention.pin), length)
         if request.disk and not request.ephemeral:
             self.tiers.introduce(Space(namespace, self._fields(request.cache_namespace), self._name))
         return namespace
 
-    def check_room(self, length: int) -> None:
-        """Raises RequestTooLarge if so many tokens do not fit, even with nothing else than pins beside them."""
-        need, pinned = cdiv(length + 1, BLOCK_SIZE), self.pins.num_blocks
+    def check_room(self, token_ids: SequenceOf[int], namespace: bytes | None = None) -> None:
+        """Raises RequestTooLarge if these tokens do not fit, even with nothing else than pins beside them.
+
+        Pinned blocks that they begin with in a namespace are not beside them.
+        """
+        length, pins = len(token_ids), self.pins.block_ids()
+        if pins and namespace is not None:
+            pins.difference_update(self.manager.match_prefix(token_ids, namespace=namespace).block_ids)
+        need, pinned = cdiv(length + 1, BLOCK_SIZE), len(pins)
         have = self.plan.num_blocks - pinned
         if need > have:
             block_bytes = self.plan.bytes_per_token * BLOCK_SIZE

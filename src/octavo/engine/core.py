@@ -304,11 +304,13 @@ class EngineCore:
 
     def _crowded_out(self) -> list[Event]:
         """Nothing runs and the next in line finds no room: pins have taken it since it was accepted."""
-        if not self._scheduler.waiting:
+        waiting = self._scheduler.waiting
+        if not waiting:
             return []
-        sequence = next(iter(self._scheduler.waiting))
+        sequence = waiting.next([]) or next(iter(waiting))
+        state = sequence.state
         try:
-            self._cache.check_room(len(sequence.token_ids) - 1)
+            self._cache.check_room(sequence.token_ids[:-1], state.namespace if state.looks_up else None)
         except RequestTooLarge as error:
-            return self._answers.fail(sequence.state.request.request_id, error)
+            return self._answers.fail(state.request.request_id, error)
         raise EngineError("A request waits although there is room for it, which is a fault of Octavo.")
