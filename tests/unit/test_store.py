@@ -228,6 +228,40 @@ def test_what_is_too_old_or_expired_goes(tmp_path) -> None:
     store.close()
 
 
+def test_what_lasts_longer_takes_the_place_of_what_expires(store) -> None:
+    now = time.time()
+
+    def put(expires_s: float | None, fill: bytes) -> int:
+        return store.put([Record(name(0), fill * 10, expires_s=expires_s)])
+
+    assert put(now - 1, b"expired") == 1
+    assert store.get(name(0)) is None
+    assert put(now + 100, b"a") == 1
+    assert put(now + 50, b"b") == 0
+    assert store.get(name(0)) == b"a" * 10
+    assert put(now + 200, b"c") == 1
+    assert put(None, b"d") == 1
+    assert (put(now + 300, b"e"), put(None, b"f")) == (0, 0)
+    assert store.get(name(0)) == b"d" * 10
+    assert store.num_doubtful == 0
+
+
+def test_checking_removes_what_is_not_sound_and_nothing_else(tmp_path) -> None:
+    fields = {"model": "m", "tenant": ""}
+    space = namespace_key(fields)
+    store = DiskStore(tmp_path / "kv" / "store.sqlite")
+    store.introduce(Space(space, fields, "tiny"))
+    store.put([record(first, num_bytes=PAGE_BYTES, namespace=space) for first in range(40)])
+    store.put([record(50, namespace=space)])
+    alter(store, "UPDATE records SET checksum = 1 WHERE hash = ?", name(50, namespace=space).hash)
+    store.close()
+    store = DiskStore(
+        tmp_path / "kv" / "store.sqlite", budget_bytes=1 << 20
+    )  # as the command does without a disk
+    assert [store.check(), store.check()] == [(40, 1), (40, 0)]
+    store.close()
+
+
 def test_clearing_leaves_no_byte_behind(store) -> None:
     secret = b"what nobody is to read again" * 50
     store.introduce(Space(b"t" * 32, {"model": "m", "tenant": "other"}, "tiny"))

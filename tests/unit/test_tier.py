@@ -11,8 +11,9 @@ import pytest
 
 from octavo.kv.hashing import block_hash
 from octavo.kv.storage import open_tier
+from octavo.kv.storage.disk import DiskStore
 from octavo.kv.storage.memory import MemoryStore
-from octavo.kv.storage.records import Space
+from octavo.kv.storage.records import Document, Space
 from octavo.kv.storage.store_tier import StoreTier
 from octavo.kv.storage.tier import Load, NullTier
 from octavo.kv.storage.write_queue import BATCH_BYTES
@@ -247,6 +248,26 @@ def test_a_clear_in_another_process_is_heard_of_once(tmp_path, monkeypatch) -> N
     assert [tier._store.get(name(first)) is not None for first in (1, 2)] == [False, True]
     for each in (tier, other):
         each.close(5.0)
+
+
+@pytest.mark.parametrize("num_bytes", [3_000, 20_000, 70_000, 600_000])
+def test_the_budget_of_the_disk_is_held_while_it_fills(tmp_path, num_bytes: int) -> None:
+    budget = 16 << 20
+    store = DiskStore(tmp_path / "kv" / "store.sqlite", budget_bytes=budget)
+    store.introduce(Space(SPACE, {"model": "m"}, "tiny"))
+    tier = StoreTier(store, budget_bytes=budget)
+    for first in range(30 * budget // num_bytes // 20):
+        while not tier.put(record(first, num_bytes=num_bytes)):
+            time.sleep(0.001)
+        assert store.file_bytes <= budget + BATCH_BYTES  # which the log has for a moment
+    assert tier.flush(10.0)
+    assert tier.report().used_bytes <= budget
+    for number in range(40):
+        tier.put_document(Document("conversation", bytes([number]), bytes(100_000)))
+    assert tier.flush(10.0)
+    assert tier.report().used_bytes <= budget
+    assert len(tier.documents("conversation")) == 40
+    tier.close(5.0)
 
 
 def test_without_a_budget_or_a_folder_there_is_no_tier(tmp_path, monkeypatch) -> None:

@@ -23,6 +23,7 @@ from octavo.kv.storage.records import (
     Record,
     Space,
     checksum,
+    outlasts,
     pack_ids,
     unpack_ids,
 )
@@ -126,6 +127,11 @@ class DiskStore:
                 name = record.name
                 if name.kind == "tail":
                     self._remove_beginnings(db, name)
+                known = db.execute(
+                    "SELECT id, expires_s FROM records WHERE hash = ?", (name.hash,)
+                ).fetchone()
+                if known and isinstance(known[1], float) and outlasts(record.expires_s, known[1]):
+                    self._remove(db, [known[0]])
                 row = (
                     *(name.hash, name.kind, name.namespace, name.parent, pack_ids(name.token_ids)),
                     *(record.position, len(record.payload)),
@@ -213,30 +219,40 @@ class DiskStore:
             self._logged_bytes = 0
             self._file.settle()
 
-    def trim(self) -> int:
-        now = time.time()
+    def has_room(self, num_bytes: int) -> bool:
+        return self.used_bytes + num_bytes <= self.room_bytes
+
+    def trim(self, num_bytes: int = 0) -> int:
+        now, room = time.time(), self.room_bytes - num_bytes
         with self._file.transaction() as db:
             old = db.execute(
                 "SELECT id FROM records WHERE used_s < ? OR expires_s <= ?", (now - self.max_age_s, now)
             ).fetchall()
             gone = self._remove(db, [*(id_ for (id_,) in old), *self._take_doubtful()])
             self._documents.trim(db, oldest_s=now - self.max_age_s, max_bytes=self.room_bytes // 8)
-            excess = self.used_bytes - self.room_bytes
-            if excess > 0:
-                rows = db.execute(
-                    "SELECT id, coalesce(CAST(num_bytes AS INTEGER), 0) FROM records ORDER BY used_s, position DESC"
-                )
-                victims = []
-                excess += self.room_bytes // 20  # so that it need not be done again at once
-                for id_, num_bytes in rows:
-                    victims.append(id_)
-                    excess -= -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
-                    if excess <= 0:
-                        break
-                rows.close()
+            while (excess := self.used_bytes - room) > 0:
+                # A twentieth more, so that it need not be done again at once.
+                victims = self._used_longest_ago(db, excess + self.room_bytes // 20)
+                if not victims:
+                    break
                 gone += self._remove(db, victims)
         self._file.shrink(self.room_bytes)
         return gone
+
+    @staticmethod
+    def _used_longest_ago(db: sqlite3.Connection, num_bytes: int) -> list[int]:
+        """Records that take so many bytes, or fewer where several share a page."""
+        rows = db.execute(
+            "SELECT id, coalesce(CAST(num_bytes AS INTEGER), 0) FROM records ORDER BY used_s, position DESC"
+        )
+        found = []
+        for id_, size in rows:
+            found.append(id_)
+            num_bytes -= -(-size // PAGE_BYTES) * PAGE_BYTES
+            if num_bytes <= 0:
+                break
+        rows.close()
+        return found
 
     @staticmethod
     def _remove(db: sqlite3.Connection, ids: Iterable[int]) -> int:
@@ -344,5 +360,6 @@ class DiskStore:
             else:
                 self._doubt(id_)
         self._documents.remove_unsound()
-        self.trim()
+        with self._file.transaction() as db:
+            self._remove(db, self._take_doubtful())
         return sound, self.num_doubtful - before

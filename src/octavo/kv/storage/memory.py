@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from octavo.kv.hashing import Name
-from octavo.kv.storage.records import Age, Document, Record, Space
+from octavo.kv.storage.records import Age, Document, Record, Space, outlasts
 
 
 class MemoryStore:
@@ -29,11 +29,14 @@ class MemoryStore:
         return list(self._spaces.values())
 
     def put(self, records: Sequence[Record], mark: object = None) -> int:  # noqa: ARG002
-        before = len(self.records)
+        num_new = 0
         for record in records:
-            copy = Record(record.name, bytes(record.payload), record.position, record.expires_s)
-            self.records.setdefault(record.name.hash, copy)
-        return len(self.records) - before
+            known = self.records.get(record.name.hash)
+            if known is None or outlasts(record.expires_s, known.expires_s):
+                copy = Record(record.name, bytes(record.payload), record.position, record.expires_s)
+                self.records[record.name.hash] = copy
+                num_new += 1
+        return num_new
 
     def get(self, name: Name) -> bytes | None:
         record = self.records.get(name.hash)
@@ -62,7 +65,10 @@ class MemoryStore:
     def settle(self) -> None:
         pass
 
-    def trim(self) -> int:
+    def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002
+        return True
+
+    def trim(self, num_bytes: int = 0) -> int:  # noqa: ARG002
         return 0
 
     def clear(self, **fields: str) -> int:

@@ -76,6 +76,11 @@ class Document:
     used_s: float = 0.0
 
 
+def outlasts(expires_s: float | None, other: float | None) -> bool:
+    """Whether what expires at the one time is served for longer than what expires at the other."""
+    return other is not None and (expires_s is None or expires_s > other)
+
+
 Age = Literal["served", "expired", "absent"]
 
 
@@ -100,6 +105,7 @@ class Store(Protocol):
     def put(self, records: Sequence[Record], mark: object = None) -> int:
         """Keep records; returns how many were not here before. A longer tail takes the place of its beginning.
 
+        One that is here already is replaced if it expires earlier.
         None is kept if the user has cleared the store since `mark` was what `cleared_mark` gives.
         """
 
@@ -121,8 +127,11 @@ class Store(Protocol):
     def settle(self) -> None:
         """There is time for what has to be done some day."""
 
-    def trim(self) -> int:
-        """Remove what is over the budget, too old or expired; returns how many records."""
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether the budget allows so much more; asked on the thread that writes."""
+
+    def trim(self, num_bytes: int = 0) -> int:
+        """Remove what is too old, expired, or over the budget with so much more; returns how many records."""
 
     def clear(self, **fields: str) -> int:
         """Remove all records whose namespace has these fields; returns how many."""

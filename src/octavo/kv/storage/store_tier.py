@@ -173,7 +173,7 @@ class StoreTier:
 
     def put_document(self, document: Document) -> bool:
         """Queue a document. False if there is no tier any more."""
-        self._jobs.call(lambda: self._store.put_document(document))
+        self._jobs.call(lambda: self._put_document(document))
         return not self._reason
 
     def get_document(self, kind: str, tenant: str, key: bytes) -> Document | None:
@@ -245,15 +245,13 @@ class StoreTier:
                     records.setdefault(job.mark, []).append(job.record)
             size = sum(len(record.payload) for some in records.values() for record in some)
             try:
+                if not self._reason and (since_trim >= _TRIM_EVERY_BYTES or not self._store.has_room(size)):
+                    self._store.trim(size)
+                    since_trim = 0
                 for mark, some in records.items():
                     if not self._reason:
                         self._num_written += self._store.put(some, mark)
                 since_trim += size
-                if not self._reason and since_trim >= min(
-                    _TRIM_EVERY_BYTES, self._budget_bytes // 16 or size
-                ):
-                    self._store.trim()
-                    since_trim = 0
                 self._used_bytes = self._store.used_bytes
             except Exception as error:
                 self._fail(error)
@@ -269,6 +267,11 @@ class StoreTier:
             if size and self.has_room():
                 self._on_room()
             self._turns.end()
+
+    def _put_document(self, document: Document) -> None:
+        if not self._store.has_room(len(document.data)):
+            self._store.trim(len(document.data))
+        self._store.put_document(document)
 
     def _settle(self) -> None:
         self._settles = False
