@@ -11,6 +11,7 @@ from families import answers_at_once, tiny_loaded
 
 from octavo.engine import tiers
 from octavo.engine.engine import TokenEngine
+from octavo.engine.shared import SHARED
 
 PROMPT = [(7 * i) % 300 + 10 for i in range(200)]
 
@@ -181,6 +182,21 @@ def test_what_is_ephemeral_is_nowhere_when_it_has_ended() -> None:
         assert (memory.kv_reusable_bytes, memory.disk.num_written) == (0, 0)
         assert answer(engine, PROMPT)[0].usage.cached_tokens == 0
         assert answer(engine, PROMPT, ephemeral=True)[0].usage.cached_tokens == len(PROMPT) - 1
+
+
+def test_what_is_ephemeral_does_not_wait_for_the_disk(monkeypatch) -> None:
+    monkeypatch.setattr(tiers, "_MIN_PATIENCE_S", 60.0)
+    with life() as engine:
+        answer(engine, PROMPT)
+    with life() as engine:
+        answer(engine, PROMPT[::-1], 1)  # its namespace is known to the disk
+        engine.generate(PROMPT[:70], max_tokens=1, cache_namespace=SHARED, disk=False)
+        engine.flush()
+        store = engine._core._cache.tiers.tier._store
+        store.get = lambda _: time.sleep(60)
+        reply, _ = answer(engine, PROMPT, ephemeral=True)
+        assert (reply.usage.cached_tokens, reply.usage.loaded_tokens) == (64, 0)
+        engine.check_integrity()
 
 
 def test_clearing_reaches_the_disk_and_nothing_is_served_afterwards() -> None:

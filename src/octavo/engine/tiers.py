@@ -182,6 +182,8 @@ class Tiers:
         assert table is not None
         if self._shared.give(table, sequence.token_ids):
             done(sequence)
+        if not table.publishes:
+            return False  # what is loaded is published; and what it continues may not be
         num_missing = len(sequence.token_ids) - 1 - table.num_tokens
         if num_missing < BLOCK_SIZE or table.namespace not in self._known or self._is_slow():
             return False
