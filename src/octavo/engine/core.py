@@ -257,7 +257,7 @@ class EngineCore:
 
     def clear(self) -> int:
         """See `EngineCache.clear`."""
-        self.onlooker.lineages.forget()
+        self.onlooker.lineages.clear()
         return self._cache.clear()
 
     def forget(self, cache_namespace: str, *, on_disk: bool) -> int:

@@ -12,11 +12,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.messages import FinishReason, Reply, Timings, Usage, Why
+from octavo.kv.hashing import FORGOTTEN
 from octavo.kv.storage.records import pack_ids
 
 MAX_LINEAGES = 200
 MAX_BYTES = 16 << 20
-"""Of token ids, over all lineages."""
+"""Of token ids and hashes, over all lineages."""
+
+_HASH_BYTES = 128
+"""What a hash takes, with its place in a table."""
+
+_MAX_SEQUENCES = 8
+"""Of a lineage, whose hashes are kept if they have nothing in common: the same prompt may be asked for ever."""
 
 MAX_TURNS = 50
 
@@ -41,7 +48,7 @@ class Lineage:
         name: unique in the namespace.
         prompt: token ids of the last request, packed.
         sequence: token ids of the last sequence as far as they are computed, packed.
-        block_hashes: of all sealed blocks that its sequences had.
+        block_hashes: of the sealed blocks that its last sequences had, those of the last one at the end.
         turns: the last ones.
         used_s: seconds since 1970.
     """
@@ -51,7 +58,7 @@ class Lineage:
     tenant: str
     prompt: bytes
     sequence: bytes = b""
-    block_hashes: set[bytes] = field(default_factory=set)
+    block_hashes: dict[bytes, None] = field(default_factory=dict)
     turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=MAX_TURNS))
     num_turns: int = 0
     num_running: int = 0
@@ -61,7 +68,7 @@ class Lineage:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.prompt) + len(self.sequence)
+        return len(self.prompt) + len(self.sequence) + _HASH_BYTES * len(self.block_hashes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,9 @@ class Lineages:
     def reached(self, lineage: Lineage, token_ids: Sequence[int], block_hashes: Iterable[bytes]) -> None:
         """A sequence of it ends, with these tokens computed and these blocks sealed."""
         lineage.sequence = pack_ids(token_ids)
-        lineage.block_hashes.update(block_hashes)
+        last = dict.fromkeys(block_hashes)
+        hashes = [*(hash_ for hash_ in lineage.block_hashes if hash_ not in last), *last]
+        lineage.block_hashes = dict.fromkeys(hashes[-_MAX_SEQUENCES * (len(last) + 1) :])
 
     def end(self, lineage: Lineage, reply: Reply | None) -> None:
         """A request of it has ended. It leaves no turn if it failed, or was given up before its prompt was read."""
@@ -121,7 +130,8 @@ class Lineages:
             lineage.turns.append(
                 Turn(reply.request_id, time.time(), usage, reply.timings, reply.why, reply.finish_reason)
             )
-            self.totals[lineage.namespace] = self.totals.get(lineage.namespace, Totals()) + Totals(
+            key = FORGOTTEN if lineage.is_dropped else lineage.namespace
+            self.totals[key] = self.totals.get(key, Totals()) + Totals(
                 1,
                 usage.prompt_tokens,
                 usage.cached_tokens,
@@ -139,13 +149,20 @@ class Lineages:
         lineage.is_dropped = True
         self._lineages.pop(lineage, None)
 
-    def forget(self, namespace: bytes | None = None) -> None:
-        """Forget the conversations of a namespace, or all, but those that are being answered."""
+    def forget(self, namespace: bytes) -> None:
+        """Forget a namespace: its conversations, also those that are being answered, and what was counted of it."""
+        for lineage in list(self._of(namespace)):
+            self.drop(lineage)
+        self._numbers.pop(namespace, None)
+        totals = self.totals.pop(namespace, Totals())
+        self.totals[FORGOTTEN] = self.totals.get(FORGOTTEN, Totals()) + totals
+
+    def clear(self) -> None:
+        """Forget all conversations, but those that are being answered."""
         for lineage in list(self._lineages):
-            if namespace in (None, lineage.namespace):
-                lineage.block_hashes, lineage.is_pinned = set(), False
-                if not lineage.num_running:
-                    del self._lineages[lineage]
+            lineage.block_hashes, lineage.is_pinned = {}, False
+            if not lineage.num_running:
+                del self._lineages[lineage]
 
     def _of(self, namespace: bytes) -> Iterable[Lineage]:
         return (one for one in self._lineages if one.namespace == namespace)

@@ -161,7 +161,7 @@ def _holding(sequence: Sequence) -> Holding:
     lineage, table = sequence.state.lineage, sequence.table
     return Holding(
         namespace=sequence.state.namespace,
-        conversation="" if lineage is None else lineage.name,
+        conversation="" if lineage is None or lineage.is_dropped else lineage.name,
         block_ids=() if table is None else tuple(table.block_ids),
         slot=None if table is None else table.slot,
         num_tokens=0 if table is None else table.num_tokens,

@@ -18,7 +18,7 @@ import numpy as np
 
 from octavo.engine.sequence import Sequence
 from octavo.engine.shared import SharedPrefixes
-from octavo.kv.hashing import Name
+from octavo.kv.hashing import FORGOTTEN, Name
 from octavo.kv.manager import KVCacheManager
 from octavo.kv.prefix import common_prefix
 from octavo.kv.storage.arena import OpenArena, SealedArena
@@ -137,6 +137,8 @@ class Tiers:
             block = self._manager.published(block_id)
             if namespace is None or block is None or block.namespace == namespace:
                 del self._unsaved[block_id]
+        if namespace is not None:
+            self.num_restored[FORGOTTEN] += self.num_restored.pop(namespace, 0)
 
     def discard(self, block_ids: Iterable[int]) -> None:
         """These blocks are forgotten: if they were to be saved, they are not."""

@@ -14,6 +14,9 @@ from octavo.spec import BLOCK_SIZE
 ROOT_HASH = bytes(16)
 """Stands in for the parent's hash at a sequence's first block."""
 
+FORGOTTEN = b""
+"""In place of namespaces that were forgotten: what was counted of them stays in the sums."""
+
 Kind = Literal["block", "tail"]
 
 BlockHash = Callable[[bytes, bytes, Sequence[int]], bytes]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.eviction import LRU, EvictionPolicy
 from octavo.kv.explain import Departed, Miss, MissCause, explain
-from octavo.kv.hashing import BlockHash, Kind, Name, block_hash
+from octavo.kv.hashing import FORGOTTEN, BlockHash, Kind, Name, block_hash
 from octavo.kv.integrity import check_integrity
 from octavo.kv.prefix import Parent, PrefixIndex, PublishedBlock
 from octavo.kv.slots import OpenSlots
@@ -289,6 +289,7 @@ class KVCacheManager:
         for table in self._tables:
             if table.namespace == namespace:
                 table.publishes = False
+        self.num_evicted[FORGOTTEN] += self.num_evicted.pop(namespace, 0)
 
     def forget_blocks(
         self,
