@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -30,6 +31,9 @@ _OPEN_FOLDER = "/dashboard/assets/"
 
 _METRICS_PATHS = frozenset({"/metrics", "/dashboard/state", "/dashboard/events"})
 
+_PIECE_S = 60.0
+"""How long the next piece of a body may take."""
+
 
 @dataclass(slots=True)
 class Visit:
@@ -51,7 +55,7 @@ class Gate:
     """Middleware around the whole application.
 
     It reads the body before the application sees the request, so that one that is too large is refused whatever
-    becomes of it.
+    becomes of it. Open paths take none of the places and have no body, so that nobody without a key can take up either.
     """
 
     def __init__(
@@ -89,12 +93,13 @@ class Gate:
                 ]
             await send(message)
 
-        self.num_open += 1
+        is_open = _is_open(scope["path"])
+        self.num_open += not is_open
         failure: BaseException | None = None
         try:
             self._check_host(scope)
             visit.tenant = self._tenant(scope)
-            if self.num_open > self._settings.max_requests and not _is_open(scope["path"]):
+            if not is_open and self.num_open > self._settings.max_requests:
                 raise Problem(
                     429,
                     f"The server is answering {self._settings.max_requests} requests already. Try again soon.",
@@ -103,7 +108,7 @@ class Gate:
                 )
             if scope["method"] == "POST":
                 self._rates.take(visit.tenant.namespace)
-            body = await self._body(scope, receive)
+            body = b"" if is_open else await self._body(scope, receive)
             await self._app(scope, _replay(body, receive), tell)
         except Exception as error:
             problem = problem_of(error)
@@ -113,7 +118,7 @@ class Gate:
                 reply = Response(said, problem.status, problem.headers, "application/json")
                 await reply(scope, receive, tell)
         finally:
-            self.num_open -= 1
+            self.num_open -= not is_open
             for release in visit.releases:
                 release()
             self.metrics.requests.labels(scope["method"], status).inc()
@@ -182,7 +187,16 @@ class Gate:
         if declared.isdecimal():
             size = int(declared)
         while size <= limit:
-            message = await receive()
+            try:
+                async with asyncio.timeout(_PIECE_S):
+                    message = await receive()
+            except TimeoutError:
+                raise Problem(
+                    408,
+                    f"The next piece of the body did not come within {_PIECE_S:.0f} s. Send the request again.",
+                    "incomplete_body",
+                    headers={"Connection": "close"},
+                ) from None
             if message["type"] == "http.disconnect":
                 raise Problem(400, "The body ended before all of it had come.", "incomplete_body")
             parts.append(message.get("body", b""))

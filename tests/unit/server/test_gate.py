@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from octavo.errors import InvalidRequest
-from octavo.server.gate import Rates, is_loopback
+from octavo.server.gate import Gate, Rates, is_loopback
 from octavo.server.problems import Problem
 from octavo.server.settings import ServerSettings
 from octavo.server.tenants import METRICS, NOBODY, Keys
@@ -91,3 +94,53 @@ def test_settings_are_checked(wrong: dict[str, int]) -> None:
     (name,) = wrong
     with pytest.raises(InvalidRequest, match=name):
         ServerSettings(**wrong)
+
+
+class Gated:
+    """A gate in front of an application that tells the size of its body. `sent` are the statuses of answers."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.sent: list[int] = []
+        self.gate = Gate(self._app, ServerSettings(**settings), Keys(["secret"]), dict)
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200 + len(body), "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(self, path: str, *pieces: bytes) -> None:
+        """Sends a request with the beginning of a body, whose rest never comes."""
+        coming = list(pieces)
+
+        async def receive() -> Message:
+            if not coming:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": coming.pop(0), "more_body": True}
+
+        async def send(message: Message) -> None:
+            self.sent += [message["status"]] if "status" in message else []
+
+        headers = [(b"authorization", b"Bearer secret")]
+        await self.gate({"type": "http", "method": "GET", "path": path, "headers": headers}, receive, send)
+
+
+@pytest.mark.parametrize("path", ["/health", "/", "/dashboard/assets/page.css"])
+def test_what_is_open_to_all_takes_no_place_and_no_body(path: str) -> None:
+    async def ask() -> list[int]:
+        gated = Gated(max_requests=1)
+        waiting = asyncio.create_task(gated.ask("/v1/models"))  # it has the only place
+        await asyncio.sleep(0)
+        await asyncio.wait_for(gated.ask(path, b"four"), 5)
+        assert gated.gate.num_open == 1
+        waiting.cancel()
+        return gated.sent
+
+    assert asyncio.run(ask()) == [200]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.server.gate._PIECE_S", 0.05)
+    gated = Gated()
+    asyncio.run(asyncio.wait_for(gated.ask("/v1/models", b"fo"), 5))
+    assert gated.sent == [408]
+    assert gated.gate.num_open == 0

@@ -21,6 +21,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         401: "There is no API key, or a wrong one.",
         403: "The request is for another host than this one.",
         404: "There is no such model.",
+        408: "The body did not come in time.",
         413: "The body is too large.",
         429: "Too many requests at once.",
         503: "The model cannot answer now.",
