@@ -259,11 +259,12 @@ def _answer(
 
 def _serve(models: Models, settings: ServerSettings, keys: Keys, listener: socket.socket) -> None:
     from octavo.server.app import create_app
+    from octavo.server.background import Background
     from octavo.server.log import log
     from octavo.server.serve import serve as run
 
-    stopping = threading.Event()
-    app = create_app(models, settings, keys, stopping)
+    stopping, background = threading.Event(), Background()
+    app = create_app(models, settings, keys, stopping, background)
     host, port = listener.getsockname()[:2]
 
     def ready() -> None:
@@ -276,7 +277,7 @@ def _serve(models: Models, settings: ServerSettings, keys: Keys, listener: socke
             keys=len(keys),
         )
 
-    run(app, settings, listener, ready, stopping, models.check)
+    run(app, settings, listener, ready, stopping, models.check, background)
 
 
 def key(

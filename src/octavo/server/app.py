@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from octavo.server.anthropic.routes import anthropic_routes
+from octavo.server.background import Background
 from octavo.server.dashboard.feed import Feed
 from octavo.server.dashboard.routes import dashboard_routes
 from octavo.server.forget import kept_routes
@@ -44,9 +45,18 @@ class Health(Schema):
 
 
 def create_app(
-    models: Models, settings: ServerSettings, keys: Keys, stopping: threading.Event | None = None
+    models: Models,
+    settings: ServerSettings,
+    keys: Keys,
+    stopping: threading.Event | None = None,
+    background: Background | None = None,
 ) -> ASGIApp:
-    """The server as an ASGI application. `stopping` ends the streams that have no end of their own."""
+    """The server as an ASGI application.
+
+    `stopping` ends the streams that have no end of their own, and `background` has what is still made for requests
+    that have been answered.
+    """
+    background = Background() if background is None else background
     app = FastAPI(
         title="Octavo",
         version=version("octavo"),
@@ -60,7 +70,7 @@ def create_app(
     )
     app.include_router(openai_routes(models))
     app.include_router(anthropic_routes(models))
-    responses = Responses(models, settings.max_kept)
+    responses = Responses(models, settings.max_kept, background)
     app.include_router(responses_routes(responses))
     app.include_router(infill_routes(models))
     app.include_router(kept_routes(models, responses))
@@ -99,7 +109,7 @@ def create_app(
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
-    gate = Gate(app, settings, keys, models.engines)
+    gate = Gate(app, settings, keys, models.engines, background)
     if not settings.origins:
         return gate
     # Browsers ask before they send, without a key, so this comes before the gate.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.server.background import Background
 from octavo.server.log import log
 from octavo.server.metrics import Metrics
 from octavo.server.problems import Problem, error_body, problem_of
@@ -64,10 +65,12 @@ class Gate:
         settings: ServerSettings,
         keys: Keys,
         engines: Callable[[], dict[str, ServedEngine]],
+        background: Background,
     ) -> None:
         self._app = app
         self._settings = settings
         self._keys = keys
+        self._background = background
         self.num_open = 0
         self._rates = Rates(settings.requests_per_minute)
         self.metrics = Metrics(engines, lambda: self.num_open)
@@ -99,7 +102,8 @@ class Gate:
         try:
             self._check_host(scope)
             visit.tenant = self._tenant(scope)
-            if not is_open and self.num_open > self._settings.max_requests:
+            num_running = self.num_open + (len(self._background) if _is_work(scope) else 0)
+            if not is_open and num_running > self._settings.max_requests:
                 raise Problem(
                     429,
                     f"The server is answering {self._settings.max_requests} requests already. Try again soon.",
@@ -252,6 +256,11 @@ def is_loopback(name: str) -> bool:
 
 def _is_open(path: str) -> bool:
     return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+
+
+def _is_work(scope: Scope) -> bool:
+    """Whether a request may ask for more than a look, or for the end of what is made in the background."""
+    return scope["method"] == "POST" and not scope["path"].endswith("/cancel")
 
 
 def _header(scope: Scope, name: bytes) -> str:

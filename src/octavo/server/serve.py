@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from octavo.errors import EngineStopped, InvalidRequest
+from octavo.server.background import Background
 from octavo.server.log import log
 from octavo.server.settings import ServerSettings
 
@@ -26,9 +28,10 @@ class _Server(uvicorn.Server):
         ready: Callable[[], None],
         stopping: threading.Event,
         check: Callable[[], None],
+        background: Background,
     ) -> None:
         super().__init__(config)
-        self._ready, self._stopping, self._check = ready, stopping, check
+        self._ready, self._stopping, self._check, self._background = ready, stopping, check, background
         self.died: EngineStopped | None = None
 
     async def on_tick(self, counter: int) -> bool:
@@ -45,6 +48,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        until = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
+        await super().shutdown(sockets)
+        await self._background.end(until - time.monotonic(), lambda: self.force_exit)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,11 +99,12 @@ def serve(
     ready: Callable[[], None],
     stopping: threading.Event,
     check: Callable[[], None] = lambda: None,
+    background: Background | None = None,
 ) -> None:
     """Answers requests until the process is told to stop by SIGINT or SIGTERM.
 
     `ready` is called once it listens, and `check` ten times a second. When it is told to stop, `stopping` is set, it
-    takes no new requests, and running answers have `drain_s` seconds to finish.
+    takes no new requests, and running answers, those in the `background` too, have `drain_s` seconds to finish.
 
     Raises:
         EngineStopped: that is what `check` raised, and it has stopped for that.
@@ -110,7 +119,8 @@ def serve(
         timeout_keep_alive=65,
     )
 
-    server = _Server(config, ready, stopping, check)
+    background = Background() if background is None else background
+    server = _Server(config, ready, stopping, check, background)
 
     async def run() -> None:
         await server.serve(sockets=[listener])

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,42 @@ def test_responses_and_conversations_outlive_the_server_until_they_are_deleted(
         assert status(http, f"responses/{nowhere}") == 200
     with running("1GiB") as http:
         assert [status(http, f"responses/{id_}") for id_ in (last, nowhere)] == [200, 404]
+
+
+@pytest.mark.parametrize("drain", ["60", "0"])
+def test_a_response_in_the_background_is_finished_or_told_as_failed_when_the_server_ends(
+    tmp_path: Path, tiny: str, drain: str
+) -> None:
+    options = ("--kv-disk", "1GiB", "--kv-memory", "64MiB", "--drain", drain)
+    ask = {
+        "model": "tiny",
+        "input": "Once upon a time.",
+        "max_output_tokens": 500,
+        "octavo": {"timeout_s": 3},
+        "ignore_eos": True,
+        "background": True,
+    }
+    with served(*options, model=tiny, OCTAVO_CACHE=str(tmp_path)) as server, server.http() as http:
+        made = http.post("/v1/responses", json=ask).json()
+        assert made["status"] in ("queued", "in_progress")
+        assert server.stop() == 0
+    with served(*options, model=tiny, OCTAVO_CACHE=str(tmp_path)) as server, server.http() as http:
+        kept = http.get(f"/v1/responses/{made['id']}").json()
+    if drain == "0":
+        assert (kept["status"], kept["error"]["code"]) == ("failed", "server_error")
+    else:
+        assert kept["status"] == "incomplete"
+        assert kept["output"]
+
+
+def test_a_response_that_nobody_finished_is_told_as_failed(tmp_path: Path, tiny: str) -> None:
+    """The process was killed while it was made."""
+    options = ("--kv-disk", "1GiB", "--kv-memory", "64MiB")
+    ask = {"model": "tiny", "input": "Hi", "max_output_tokens": 3000, "ignore_eos": True, "background": True}
+    with served(*options, model=tiny, OCTAVO_CACHE=str(tmp_path)) as server, server.http() as http:
+        made = http.post("/v1/responses", json=ask).json()
+        time.sleep(1)  # the disk is written to behind the requests
+        server.process.kill()
+    with served(*options, model=tiny, OCTAVO_CACHE=str(tmp_path)) as server, server.http() as http:
+        kept = http.get(f"/v1/responses/{made['id']}").json()
+    assert (kept["status"], kept["error"]["message"]) == ("failed", "The server ended while it was made.")

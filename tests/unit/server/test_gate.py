@@ -10,6 +10,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo.errors import InvalidRequest
+from octavo.server.background import Background
 from octavo.server.gate import Gate, Rates, is_loopback
 from octavo.server.problems import Problem
 from octavo.server.settings import ServerSettings
@@ -101,27 +102,28 @@ class Gated:
 
     def __init__(self, **settings: Any) -> None:
         self.sent: list[int] = []
-        self.gate = Gate(self._app, ServerSettings(**settings), Keys(["secret"]), dict)
+        self.background = Background()
+        self.gate = Gate(self._app, ServerSettings(**settings), Keys(["secret"]), dict, self.background)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = (await receive())["body"]
         await send({"type": "http.response.start", "status": 200 + len(body), "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def ask(self, path: str, *pieces: bytes) -> None:
-        """Sends a request with the beginning of a body, whose rest never comes."""
+    async def ask(self, path: str, *pieces: bytes, method: str = "GET", ends: bool = False) -> None:
+        """Sends a request with a body or, unless it `ends`, with the beginning of one whose rest never comes."""
         coming = list(pieces)
 
         async def receive() -> Message:
             if not coming:
                 await asyncio.Event().wait()
-            return {"type": "http.request", "body": coming.pop(0), "more_body": True}
+            return {"type": "http.request", "body": coming.pop(0), "more_body": bool(coming) or not ends}
 
         async def send(message: Message) -> None:
             self.sent += [message["status"]] if "status" in message else []
 
         headers = [(b"authorization", b"Bearer secret")]
-        await self.gate({"type": "http", "method": "GET", "path": path, "headers": headers}, receive, send)
+        await self.gate({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
 
 
 @pytest.mark.parametrize("path", ["/health", "/", "/dashboard/assets/page.css"])
@@ -144,3 +146,20 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
     asyncio.run(asyncio.wait_for(gated.ask("/v1/models", b"fo"), 5))
     assert gated.sent == [408]
     assert gated.gate.num_open == 0
+
+
+def test_what_is_made_in_the_background_takes_places_and_can_be_looked_at_and_ended() -> None:
+    async def ask() -> list[int]:
+        gated = Gated(max_requests=2)
+        task = gated.background.start(asyncio.sleep(60))
+        await gated.ask("/v1/responses", b"", method="POST", ends=True)
+        gated.background.start(asyncio.sleep(60))
+        await gated.ask("/v1/responses", b"", method="POST", ends=True)
+        await gated.ask("/v1/responses/resp_1", b"", ends=True)
+        await gated.ask("/v1/responses/resp_1/cancel", b"", method="POST", ends=True)
+        task.cancel()
+        await asyncio.wait([task])
+        await gated.ask("/v1/responses", b"", method="POST", ends=True)
+        return gated.sent
+
+    assert asyncio.run(ask()) == [200, 429, 200, 200, 200]

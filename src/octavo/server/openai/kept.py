@@ -9,7 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from octavo.kv.storage.records import Document
 from octavo.kv.storage.tier import Tier
@@ -17,6 +17,7 @@ from octavo.server.chat.messages import Call, ChatMessage
 from octavo.server.problems import Problem
 
 _FLUSH_S = 30.0
+_ENDED = {"code": "server_error", "message": "The server ended while it was made."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,19 @@ class KeptResponse:
         return str(self.response["id"])
 
     @property
+    def is_made(self) -> bool:
+        """Whether it is still being made in the background."""
+        return self.task is not None and not self.task.done()
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.response["status"] in ("queued", "in_progress")
+
+    def end_with_the_server(self) -> None:
+        """Nobody will finish it."""
+        self.response |= {"status": "failed", "error": _ENDED}
+
+    @property
     def conversation_id(self) -> str | None:
         """Of the conversation that it was made in."""
         named = self.response.get("conversation")
@@ -76,7 +90,10 @@ class KeptResponse:
     @classmethod
     def unpacked(cls, values: Mapping[str, Any]) -> Self:
         traces = [Trace.unpacked(one) for one in values["traces"]]
-        return cls(values["response"], values["items"], _unpacked(values["messages"]), traces=traces)
+        kept = cls(values["response"], values["items"], _unpacked(values["messages"]), traces=traces)
+        if kept.is_unfinished:  # what is being made is in memory
+            kept.end_with_the_server()
+        return kept
 
 
 @dataclass(slots=True)
@@ -89,6 +106,7 @@ class KeptConversation:
     messages: tuple[ChatMessage, ...]
     created_at: int = field(default_factory=lambda: int(time.time()))
     traces: list[Trace] = field(default_factory=list)
+    is_made: Literal[False] = False
 
     def add(
         self, items: Sequence[dict[str, Any]], messages: Sequence[ChatMessage], trace: Trace | None
@@ -129,7 +147,7 @@ class Shelf(Generic[T]):
 
     Args:
         what: they are called in messages, and the kind of their documents.
-        max_items: in memory; the longest unused leave it first.
+        max_items: in memory; the longest unused leave it first, but those that are still made stay.
         disk: keeps nothing if there is no disk tier.
         unpacked: makes a thing of what its `packed` gave; raises if another version gave it.
     """
@@ -172,8 +190,9 @@ class Shelf(Generic[T]):
         """Keeps something in memory, as used last."""
         self._things[namespace, thing.id] = thing
         self._things.move_to_end((namespace, thing.id))
-        while len(self._things) > self._max_items:
-            self._things.popitem(last=False)
+        leaving = [key for key, thing in self._things.items() if not thing.is_made]
+        for key in leaving[: max(0, len(self._things) - self._max_items)]:
+            del self._things[key]
 
     async def save(self, namespace: str, thing: T) -> None:
         """Keeps something in memory and on disk, in place of what was there."""

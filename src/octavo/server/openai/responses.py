@@ -11,6 +11,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.server.background import Background
 from octavo.server.chat.answer import Asked
 from octavo.server.chat.messages import ChatMessage
 from octavo.server.gate import Visit
@@ -27,8 +28,9 @@ from octavo.server.problems import Problem, problem_of
 class Responses:
     """Makes responses and keeps them."""
 
-    def __init__(self, models: Models, max_kept: int) -> None:
+    def __init__(self, models: Models, max_kept: int, background: Background) -> None:
         self._models = models
+        self._background = background
         disk = models.disk
         self.responses: Shelf[KeptResponse] = Shelf("response", max_kept, disk, KeptResponse.unpacked)
         self.conversations: Shelf[KeptConversation] = Shelf(
@@ -67,7 +69,7 @@ class Responses:
                 await self._keep(namespace, kept, body)
 
         if body.background:
-            return self._in_background(run, asked, items, messages, visit, body, done)
+            return await self._in_background(run, asked, items, messages, visit, body, done)
         events = _until_done(run, asked, done)
         if body.stream:
             return await event_stream(
@@ -90,8 +92,7 @@ class Responses:
         """Deletes a response, and what was computed for it unless something goes on from it."""
         namespace = visit.tenant.namespace
         kept = await self.find(namespace, response_id)
-        if kept.task is not None:
-            kept.task.cancel()
+        self._cancel(kept)
         await self._forget(visit, kept.traces, lambda thing: thing is kept)
         await self.responses.drop(namespace, response_id)
         return {"id": response_id, "object": "response", "deleted": True}
@@ -106,11 +107,18 @@ class Responses:
                 "invalid_value",
                 "response_id",
             )
-        if kept.task is not None and kept.response["status"] in ("queued", "in_progress"):
-            kept.response["status"] = "cancelled"
-            kept.task.cancel()
+        if self._cancel(kept):
             await self.responses.save(namespace, kept)
         return kept.response
+
+    @staticmethod
+    def _cancel(kept: KeptResponse) -> bool:
+        """Ends the making of a response; whether it was being made."""
+        if kept.task is None or not kept.is_unfinished:
+            return False
+        kept.response["status"] = "cancelled"
+        kept.task.cancel()
+        return True
 
     async def create_conversation(self, namespace: str, body: ConversationRequest) -> dict[str, Any]:
         items = body.items or []
@@ -189,7 +197,7 @@ class Responses:
         if body.previous_response_id is None:
             return ()
         kept = await self.find(namespace, body.previous_response_id)
-        if kept.response["status"] in ("queued", "in_progress"):
+        if kept.is_unfinished:
             raise Problem(
                 400,
                 f"The response {body.previous_response_id!r} has not ended yet. Wait for it, or cancel it.",
@@ -198,7 +206,7 @@ class Responses:
             )
         return kept.messages
 
-    def _in_background(
+    async def _in_background(
         self,
         run: ResponseRun,
         asked: Asked,
@@ -210,7 +218,7 @@ class Responses:
     ) -> Response:
         namespace = visit.tenant.namespace
         kept = KeptResponse(run.response, items, tuple(messages))
-        self.responses.put(namespace, kept)
+        await self._keep(namespace, kept, body)
 
         async def finish() -> None:
             if (namespace, kept.id) in self.responses:  # it may have been deleted meanwhile
@@ -219,6 +227,11 @@ class Responses:
         async def make() -> None:
             try:
                 await _drain(_until_done(run, asked, finish))
+            except asyncio.CancelledError:
+                if kept.is_unfinished and (namespace, kept.id) in self.responses:  # nobody has cancelled it
+                    kept.end_with_the_server()
+                    await self._keep(namespace, kept, body)
+                raise
             except Exception as error:
                 problem = problem_of(error)
                 if problem.status == 500:
@@ -233,7 +246,7 @@ class Responses:
             for one in releases:
                 one()
 
-        kept.task = asyncio.create_task(make())
+        kept.task = self._background.start(make())
         kept.task.add_done_callback(release)
         return JsonReply(dict(run.response))
 
