@@ -146,3 +146,20 @@ def test_a_response_that_nobody_finished_is_told_as_failed(tmp_path: Path, tiny:
     with served(*options, model=tiny, OCTAVO_CACHE=str(tmp_path)) as server, server.http() as http:
         kept = http.get(f"/v1/responses/{made['id']}").json()
     assert (kept["status"], kept["error"]["message"]) == ("failed", "The server ended while it was made.")
+
+
+def test_what_asks_to_be_kept_in_memory_reaches_the_disk_on_no_path(tmp_path: Path, tiny: str) -> None:
+    options = ("--kv-disk", "1GiB", "--kv-memory", "64MiB")
+    ask = {"model": "tiny", "input": "Hi", "max_output_tokens": 3, "prompt_cache_retention": "in_memory"}
+    with served(*options, model=tiny, OCTAVO_CACHE=str(tmp_path)) as server, server.http() as http:
+        talk = http.post("/v1/conversations", json={"items": [{"role": "user", "content": "I am a boat."}]})
+        path = f"/v1/conversations/{talk.json()['id']}/items"
+        assert http.post("/v1/responses", json={**ask, "conversation": talk.json()["id"]}).status_code == 200
+        assert len(http.get(path).json()["data"]) == 3
+        long = {**ask, "background": True, "max_output_tokens": 3000, "ignore_eos": True}
+        made = http.post("/v1/responses", json=long).json()
+        assert http.post(f"/v1/responses/{made['id']}/cancel").json()["status"] == "cancelled"
+        assert server.stop() == 0
+    with served(*options, model=tiny, OCTAVO_CACHE=str(tmp_path)) as server, server.http() as http:
+        assert len(http.get(path).json()["data"]) == 1
+        assert http.get(f"/v1/responses/{made['id']}").status_code == 404

@@ -51,6 +51,7 @@ class KeptResponse:
         items: of its own input.
         messages: all before it, its own input, and its output; without instructions.
         task: that still makes it, if it is made in the background.
+        disk: whether it may be kept on disk.
     """
 
     response: dict[str, Any]
@@ -58,6 +59,7 @@ class KeptResponse:
     messages: tuple[ChatMessage, ...]
     task: asyncio.Task[None] | None = None
     traces: list[Trace] = field(default_factory=list)
+    disk: bool = True
 
     @property
     def id(self) -> str:
@@ -194,9 +196,11 @@ class Shelf(Generic[T]):
         for key in leaving[: max(0, len(self._things) - self._max_items)]:
             del self._things[key]
 
-    async def save(self, namespace: str, thing: T) -> None:
-        """Keeps something in memory and on disk, in place of what was there."""
+    async def keep(self, namespace: str, thing: T, *, disk: bool = True) -> None:
+        """Keeps something in memory and, if it may be there, on disk, in place of what was there."""
         self.put(namespace, thing)
+        if not disk:
+            return
 
         def write() -> None:
             data = json.dumps(thing.packed()).encode()

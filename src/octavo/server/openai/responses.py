@@ -62,11 +62,13 @@ class Responses:
         async def done() -> None:
             if conversation is not None and (namespace, conversation.id) in self.conversations:
                 conversation.add([*items, *run.response["output"]], [*own, run.message], run.trace)
-                await self.conversations.save(namespace, conversation)
+                await self.conversations.keep(namespace, conversation, disk=body.disk)
             if body.store is not False:
                 traces = [] if run.trace is None else [run.trace]
-                kept = KeptResponse(run.response, items, (*messages, run.message), traces=traces)
-                await self._keep(namespace, kept, body)
+                kept = KeptResponse(
+                    run.response, items, (*messages, run.message), traces=traces, disk=body.disk
+                )
+                await self.responses.keep(namespace, kept, disk=kept.disk)
 
         if body.background:
             return await self._in_background(run, asked, items, messages, visit, body, done)
@@ -108,7 +110,7 @@ class Responses:
                 "response_id",
             )
         if self._cancel(kept):
-            await self.responses.save(namespace, kept)
+            await self.responses.keep(namespace, kept, disk=kept.disk)
         return kept.response
 
     @staticmethod
@@ -125,7 +127,7 @@ class Responses:
         conversation = KeptConversation(
             new_id("conv"), body.metadata or {}, kept_items(items), tuple(messages_of(items))
         )
-        await self.conversations.save(namespace, conversation)
+        await self.conversations.keep(namespace, conversation)
         return conversation.as_json()
 
     async def delete_conversation(self, visit: Visit, conversation_id: str) -> dict[str, Any]:
@@ -170,12 +172,6 @@ class Responses:
             keys = [key for key in trace.keys if key not in kept_keys]
             await asyncio.to_thread(model.forget, namespace, ids, keys)
 
-    async def _keep(self, namespace: str, kept: KeptResponse, body: ResponseRequest) -> None:
-        if body.disk:
-            await self.responses.save(namespace, kept)
-        else:
-            self.responses.put(namespace, kept)
-
     async def _conversation(self, namespace: str, body: ResponseRequest) -> KeptConversation | None:
         if body.conversation is None:
             return None
@@ -217,8 +213,8 @@ class Responses:
         done: Callable[[], Awaitable[None]],
     ) -> Response:
         namespace = visit.tenant.namespace
-        kept = KeptResponse(run.response, items, tuple(messages))
-        await self._keep(namespace, kept, body)
+        kept = KeptResponse(run.response, items, tuple(messages), disk=body.disk)
+        await self.responses.keep(namespace, kept, disk=kept.disk)
 
         async def finish() -> None:
             if (namespace, kept.id) in self.responses:  # it may have been deleted meanwhile
@@ -230,7 +226,7 @@ class Responses:
             except asyncio.CancelledError:
                 if kept.is_unfinished and (namespace, kept.id) in self.responses:  # nobody has cancelled it
                     kept.end_with_the_server()
-                    await self._keep(namespace, kept, body)
+                    await self.responses.keep(namespace, kept, disk=kept.disk)
                 raise
             except Exception as error:
                 problem = problem_of(error)
@@ -238,7 +234,7 @@ class Responses:
                     log("response failed", logging.ERROR, error=error, id=run.response["id"])
                 run.failed(problem)
                 if (namespace, kept.id) in self.responses:
-                    await self._keep(namespace, kept, body)
+                    await self.responses.keep(namespace, kept, disk=kept.disk)
 
         releases, visit.releases = visit.releases, []  # the model is needed for longer than the visit
 
