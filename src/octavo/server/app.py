@@ -70,7 +70,7 @@ def create_app(
     )
     app.include_router(openai_routes(models))
     app.include_router(anthropic_routes(models))
-    responses = Responses(models, settings.max_kept, background)
+    responses = Responses(models, settings, background)
     app.include_router(responses_routes(responses))
     app.include_router(infill_routes(models))
     app.include_router(kept_routes(models, responses))

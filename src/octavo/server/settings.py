@@ -19,7 +19,8 @@ class ServerSettings:
         requests_per_minute: of one tenant; None does not limit them.
         origins: of web pages that may read answers; `*` stands for all.
         drain_s: seconds that running answers may take after the server was told to stop.
-        max_kept: responses and conversations kept to be asked for again; the longest unused go first.
+        max_kept: responses, and conversations, kept in memory to be asked for again; the longest unused go first.
+        kept_bytes: of memory for responses, and as much for conversations, over all tenants.
         exact_history: answers that come back as text are read as the tokens that were generated.
         fim_tokens: before the prefix, the suffix and the middle of a text with a gap, for models that are not known.
         fim_order: in which they are written; see `FimOrder`. None takes the one that the model is known for.
@@ -36,6 +37,7 @@ class ServerSettings:
     origins: tuple[str, ...] = ()
     drain_s: int = 30
     max_kept: int = 2000
+    kept_bytes: int = 64 << 20
     exact_history: bool = True
     fim_tokens: tuple[str, ...] = ()
     fim_order: str | None = None
@@ -49,6 +51,7 @@ class ServerSettings:
             ("max_requests", 1),
             ("drain_s", 0),
             ("transcript_bytes", 0),
+            ("kept_bytes", 0),
         ):
             if getattr(self, name) < least:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be at least {least}.")

@@ -150,18 +150,25 @@ class Shelf(Generic[T]):
     Args:
         what: they are called in messages, and the kind of their documents.
         max_items: in memory; the longest unused leave it first, but those that are still made stay.
+        max_bytes: in memory, as the things are written; one that alone has more is on disk only.
         disk: keeps nothing if there is no disk tier.
         unpacked: makes a thing of what its `packed` gave; raises if another version gave it.
     """
 
     def __init__(
-        self, what: str, max_items: int, disk: Tier, unpacked: Callable[[Mapping[str, Any]], T]
+        self,
+        what: str,
+        max_items: int,
+        max_bytes: int,
+        disk: Tier,
+        unpacked: Callable[[Mapping[str, Any]], T],
     ) -> None:
         self._what = what
-        self._max_items = max_items
+        self._max_items, self._max_bytes = max_items, max_bytes
         self._disk = disk
         self._thing_of: Callable[[Mapping[str, Any]], T] = unpacked
         self._things: OrderedDict[tuple[str, str], T] = OrderedDict()
+        self._sizes: dict[tuple[str, str], int] = {}  # not yet of those that are being written
 
     def __contains__(self, key: tuple[str, str]) -> bool:
         """Whether a tenant's thing of an id is in memory."""
@@ -177,41 +184,63 @@ class Shelf(Generic[T]):
         Raises:
             Problem: it is not there, or another's.
         """
-        found = self._things.get((namespace, id_))
-        if found is None:
-            found = await asyncio.to_thread(self._read, namespace, id_)
-            # Somebody else may have read it meanwhile, and changed it.
-            found = self._things.get((namespace, id_), found)
-            if found is None:
-                said = f"There is no {self._what} {id_[:80]!r}; it may have been forgotten."
-                raise Problem(404, said, "not_found")
-        self.put(namespace, found)
-        return found
+        key = (namespace, id_)
+        if key not in self._things:
+            read = await asyncio.to_thread(self._read, namespace, id_)
+            if read is not None and key not in self._things:  # somebody else may have read it meanwhile
+                thing, size = read
+                self._things[key], self._sizes[key] = thing, size
+                self._make_room()
+                return thing
+        if key not in self._things:
+            said = f"There is no {self._what} {id_[:80]!r}; it may have been forgotten."
+            raise Problem(404, said, "not_found")
+        self._things.move_to_end(key)
+        return self._things[key]
 
-    def put(self, namespace: str, thing: T) -> None:
-        """Keeps something in memory, as used last."""
-        self._things[namespace, thing.id] = thing
-        self._things.move_to_end((namespace, thing.id))
-        leaving = [key for key, thing in self._things.items() if not thing.is_made]
-        for key in leaving[: max(0, len(self._things) - self._max_items)]:
-            del self._things[key]
+    async def keep(self, namespace: str, thing: T, *, disk: bool = True) -> bool:
+        """Keeps something in memory and, if it may be there, on disk, in place of what was there.
 
-    async def keep(self, namespace: str, thing: T, *, disk: bool = True) -> None:
-        """Keeps something in memory and, if it may be there, on disk, in place of what was there."""
-        self.put(namespace, thing)
-        if not disk:
-            return
+        Returns whether there is a place for it; it may be too large for memory alone.
+        """
+        key = (namespace, thing.id)
+        self._things[key] = thing
+        self._things.move_to_end(key)
+        size, held = self._sizes.pop(key, 0), False
 
-        def write() -> None:
+        def write() -> tuple[int, bool]:
             data = json.dumps(thing.packed()).encode()
-            if (namespace, thing.id) in self._things:  # it may have been deleted meanwhile
-                self._disk.put_document(Document(self._what, thing.id.encode(), data, namespace))
+            document = Document(self._what, thing.id.encode(), data, namespace)
+            # It may have been deleted meanwhile.
+            return len(data), disk and key in self._things and self._disk.put_document(document)
 
-        await asyncio.to_thread(write)
+        try:
+            size, held = await asyncio.to_thread(write)
+            if size > self._max_bytes and held:
+                await asyncio.to_thread(self._disk.flush, _FLUSH_S)  # only then can it be read from there
+        finally:
+            if key in self._things:
+                self._sizes[key] = size
+                self._make_room()
+        return held or size <= self._max_bytes
+
+    def _make_room(self) -> None:
+        """Lets what is too large by itself leave memory, then the longest unused."""
+        total = sum(self._sizes.values())
+        for key in sorted(self._things, key=lambda key: self._sizes.get(key, 0) <= self._max_bytes):
+            if len(self._things) <= self._max_items and total <= self._max_bytes:
+                return
+            if key in self._sizes and not self._things[key].is_made:
+                total -= self._sizes[key]
+                self._remove(key)
+
+    def _remove(self, key: tuple[str, str]) -> None:
+        self._things.pop(key, None)
+        self._sizes.pop(key, None)
 
     async def drop(self, namespace: str, id_: str) -> None:
         """Deletes a thing, which was found."""
-        self._things.pop((namespace, id_), None)
+        self._remove((namespace, id_))
         self._disk.remove_document(self._what, namespace, id_.encode())
         await asyncio.to_thread(self._disk.flush, _FLUSH_S)
 
@@ -220,19 +249,20 @@ class Shelf(Generic[T]):
         self._disk.remove_documents(self._what, namespace)
         gone = [key for key in self._things if key[0] == namespace]
         for key in gone:
-            del self._things[key]
+            self._remove(key)
         return len(gone)
 
     def clear(self) -> None:
         """Drops what is in memory."""
         self._things.clear()
+        self._sizes.clear()
 
-    def _read(self, namespace: str, id_: str) -> T | None:
+    def _read(self, namespace: str, id_: str) -> tuple[T, int] | None:
         document = self._disk.get_document(self._what, namespace, id_.encode("utf-8", "surrogatepass"))
         if document is None:
             return None
         try:
-            return self._thing_of(json.loads(document.data))
+            return self._thing_of(json.loads(document.data)), len(document.data)
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -23,18 +23,20 @@ from octavo.server.openai.responses_convert import job_of, kept_items, messages_
 from octavo.server.openai.responses_run import ResponseRun
 from octavo.server.openai.responses_schema import ConversationRequest, ResponseRequest
 from octavo.server.problems import Problem, problem_of
+from octavo.server.settings import ServerSettings
 
 
 class Responses:
     """Makes responses and keeps them."""
 
-    def __init__(self, models: Models, max_kept: int, background: Background) -> None:
+    def __init__(self, models: Models, settings: ServerSettings, background: Background) -> None:
         self._models = models
         self._background = background
         disk = models.disk
-        self.responses: Shelf[KeptResponse] = Shelf("response", max_kept, disk, KeptResponse.unpacked)
+        limits = settings.max_kept, settings.kept_bytes
+        self.responses: Shelf[KeptResponse] = Shelf("response", *limits, disk, KeptResponse.unpacked)
         self.conversations: Shelf[KeptConversation] = Shelf(
-            "dialogue", max_kept, disk, KeptConversation.unpacked
+            "dialogue", *limits, disk, KeptConversation.unpacked
         )
         models.on_cleared += [self.responses.clear, self.conversations.clear]
 
@@ -60,9 +62,11 @@ class Responses:
         items = kept_items(body.input)
 
         async def done() -> None:
-            if conversation is not None and (namespace, conversation.id) in self.conversations:
-                conversation.add([*items, *run.response["output"]], [*own, run.message], run.trace)
-                await self.conversations.keep(namespace, conversation, disk=body.disk)
+            if conversation is not None:
+                with suppress(Problem):  # it may have been deleted meanwhile
+                    talk = await self.find_conversation(namespace, conversation.id)
+                    talk.add([*items, *run.response["output"]], [*own, run.message], run.trace)
+                    await self.conversations.keep(namespace, talk, disk=body.disk)
             if body.store is not False:
                 traces = [] if run.trace is None else [run.trace]
                 kept = KeptResponse(
@@ -71,7 +75,7 @@ class Responses:
                 await self.responses.keep(namespace, kept, disk=kept.disk)
 
         if body.background:
-            return await self._in_background(run, asked, items, messages, visit, body, done)
+            return self._in_background(run, asked, items, messages, visit, body, done)
         events = _until_done(run, asked, done)
         if body.stream:
             return await event_stream(
@@ -127,7 +131,12 @@ class Responses:
         conversation = KeptConversation(
             new_id("conv"), body.metadata or {}, kept_items(items), tuple(messages_of(items))
         )
-        await self.conversations.keep(namespace, conversation)
+        if not await self.conversations.keep(namespace, conversation):
+            raise Problem(
+                413,
+                "The conversation is larger than what the server keeps. Give fewer items.",
+                "body_too_large",
+            )
         return conversation.as_json()
 
     async def delete_conversation(self, visit: Visit, conversation_id: str) -> dict[str, Any]:
@@ -202,7 +211,7 @@ class Responses:
             )
         return kept.messages
 
-    async def _in_background(
+    def _in_background(
         self,
         run: ResponseRun,
         asked: Asked,
@@ -214,7 +223,6 @@ class Responses:
     ) -> Response:
         namespace = visit.tenant.namespace
         kept = KeptResponse(run.response, items, tuple(messages), disk=body.disk)
-        await self.responses.keep(namespace, kept, disk=kept.disk)
 
         async def finish() -> None:
             if (namespace, kept.id) in self.responses:  # it may have been deleted meanwhile
@@ -222,6 +230,7 @@ class Responses:
 
         async def make() -> None:
             try:
+                await self.responses.keep(namespace, kept, disk=kept.disk)
                 await _drain(_until_done(run, asked, finish))
             except asyncio.CancelledError:
                 if kept.is_unfinished and (namespace, kept.id) in self.responses:  # nobody has cancelled it
