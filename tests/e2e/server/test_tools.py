@@ -136,3 +136,37 @@ def test_anthropic_tool_use(server: Served) -> None:
         assert after.octavo["history"] == "exact"
         with pytest.raises(anthropic.BadRequestError, match="none of the tools"):
             client.messages.create(messages=ASK, tool_choice={"type": "tool", "name": "other"}, **options)
+
+
+def test_stop_strings_end_text_and_no_call(server: Served) -> None:
+    """They stand in the marks and in the arguments of the call."""
+    stops = ["\n", '"', "city"]
+    with server.openai() as client, server.anthropic() as claude:
+        options = {**OPTIONS, "tools": [WEATHER], "tool_choice": "required", "stop": stops}
+        (choice,) = client.chat.completions.create(messages=ASK, **options).choices
+        assert choice.finish_reason == "tool_calls"
+        assert set(json.loads(choice.message.tool_calls[0].function.arguments)) == {"city", "unit"}
+        reply = claude.messages.create(
+            model="smollm2",
+            messages=ASK,
+            max_tokens=120,
+            tools=[CLAUDE_WEATHER],
+            tool_choice={"type": "any"},
+            stop_sequences=stops,
+        )
+        assert reply.stop_reason == "tool_use"
+        assert set(reply.content[0].input) == {"city", "unit"}
+
+        said = [{"role": "user", "content": "Count from one to ninety in words."}]
+        free = {**OPTIONS, "max_completion_tokens": 60}
+        plain = client.chat.completions.create(messages=said, tools=[WEATHER], tool_choice="none", **free)
+        words = plain.choices[0].message.content
+        stop = words[12:18]
+        end = {"tools": [WEATHER], "n": 2, "stop": stop, "extra_body": {"octavo": {"why": True}}}
+        cut = client.chat.completions.create(messages=said, **end, **free)
+        for choice in cut.choices:
+            assert (choice.message.content, choice.finish_reason) == (words[: words.index(stop)], "stop")
+        assert cut.usage.completion_tokens < plain.usage.completion_tokens
+        more = [*said, cut.choices[0].message, {"role": "user", "content": "Go on."}]
+        after = client.chat.completions.create(messages=more, **end, **free)
+        assert after.octavo["history"] == "exact"

@@ -16,9 +16,11 @@ from octavo.server.tools.reader import ArgumentsText, CallBegun, CallReader
 FORMATS = [HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS]
 
 
-def read(tool_format: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def read(
+    tool_format: ToolFormat, pieces: list[str], reader: CallReader | None = None
+) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls (name, arguments) of an answer in pieces."""
-    reader = CallReader(tool_format)
+    reader = reader or CallReader(tool_format)
     text, calls = "", []
     for found in [item for piece in pieces for item in reader.push(piece)] + reader.finish():
         if isinstance(found, CallBegun):
@@ -94,3 +96,25 @@ def test_arguments_stream_as_they_come() -> None:
     assert reader.push('{"city": "Pa') == [ArgumentsText(0, '{"city": "Pa')]
     assert reader.push('ris"}') == [ArgumentsText(0, 'ris"}')]
     assert reader.push("}\n</tool_call>") == []
+
+
+@pytest.mark.parametrize("places", [[], list(range(1, 200))], ids=["whole", "letters"])
+@pytest.mark.parametrize(
+    ("text", "stops", "shown", "stopped"),
+    [
+        ("I look\n", ["END", "\n", '"', "tool"], "I look", None),
+        ("The EN, the END of it. ", ["END of", "D o"], "The EN, the ", "END of"),
+        ("The END of it. ", ["END of", "END"], "The ", "END"),
+        ("The EN", ["END"], "The EN", None),
+    ],
+)
+def test_a_stop_string_ends_the_text_and_no_call(
+    text: str, stops: list[str], shown: str, stopped: str | None, places: list[int]
+) -> None:
+    call = ("f", '{"city": "END of\\n"}')
+    reader = CallReader(HERMES, stops)
+    pieces = cut(text + HERMES.text_of([Call("", *call)]), places)
+    assert read(HERMES, pieces, reader) == (shown, [] if stopped else [call])
+    assert reader.stopped == stopped
+    reader = CallReader(HERMES, ["END"])
+    assert read(HERMES, cut("The EN", places), reader) == ("The EN", [])

@@ -168,7 +168,9 @@ class Asked:
         self._reads_calls = bool(job.tools) and job.tool_use.choice != "none"
         self.grammar = self._make_grammar()
         self._stop = set(job.params.stop)
-        self._params = replace(job.params, stop=(*job.params.stop, *template.stop))
+        # Where there may be calls the engine does not look for the caller's stop strings, which could cut a call.
+        stops = () if self._reads_calls else job.params.stop
+        self._params = replace(job.params, stop=(*stops, *template.stop))
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Generates. Closing the iterator ends the request.
@@ -188,6 +190,8 @@ class Asked:
             options["shown_specials"] = tuple(self._model.specials)
         answers: dict[int, Answer] = {}
         readers: dict[int, CallReader] = {}
+        ended: set[int] = set()
+        tokens: dict[int, int] = {}  # of each answer until it ended
         events = self._model.engine.astream(self.prompt.ids, self._params, **options)
         async with aclosing(events):
             async for event in events:
@@ -198,31 +202,40 @@ class Asked:
                 if not answers:
                     yield BeginPiece(event.index, event.num_cached_tokens)
                 answer = answers.setdefault(event.index, Answer(event.index))
-                found: list[Read]
-                if self._reads_calls:
-                    reader = readers.setdefault(event.index, CallReader(self._tool_format))
-                    found = reader.push(event.text)
-                    if event.finish_reason is not None:
-                        found += reader.finish()
-                else:
-                    found = [event.text] if event.text else []
-                if event.logprobs and not any(isinstance(item, str) for item in found):
-                    found.insert(0, "")
-                logprobs = event.logprobs
-                for item in found:
-                    piece = self._piece(event.index, item, logprobs)
-                    if isinstance(piece, TextPiece):
-                        logprobs = ()
-                    answer.add(piece)
-                    yield piece
-                if event.finish_reason is not None:
-                    end = self._end(answer, event)
-                    answer.add(end)
-                    yield end
+                if event.index not in ended:
+                    tokens[event.index] = tokens.get(event.index, 0) + len(event.token_ids)
+                    found: list[Read] = [event.text] if event.text else []
+                    stopped: str | None = None
+                    if self._reads_calls:
+                        reader = readers.setdefault(
+                            event.index, CallReader(self._tool_format, self._job.params.stop)
+                        )
+                        found = reader.push(event.text)
+                        if event.finish_reason is not None:
+                            found += reader.finish()
+                        stopped = reader.stopped
+                    if event.logprobs and not any(isinstance(item, str) for item in found):
+                        found.insert(0, "")
+                    logprobs = event.logprobs
+                    for item in found:
+                        piece = self._piece(event.index, item, logprobs)
+                        if isinstance(piece, TextPiece):
+                            logprobs = ()
+                        answer.add(piece)
+                        yield piece
+                    if event.finish_reason is not None or stopped is not None:
+                        ended.add(event.index)
+                        end = self._end(answer, event, stopped)
+                        answer.add(end)
+                        yield end
+                        if event.reply is None and len(ended) == self._params.n:
+                            self._model.engine.abort(event.request_id)
                 if event.reply is not None:
-                    keys = tuple(self._keep(answers[choice.index], choice) for choice in event.reply.choices)
-                    ended = tuple(answers[index] for index in sorted(answers))
-                    yield ReplyPiece(event.reply, self.prompt, ended, keys)
+                    stops = {index: reader.stopped for index, reader in readers.items()}
+                    reply = _cut(event.reply, answers, tokens, stops)
+                    keys = tuple(self._keep(answers[choice.index], choice) for choice in reply.choices)
+                    in_order = tuple(answers[index] for index in sorted(answers))
+                    yield ReplyPiece(reply, self.prompt, in_order, keys)
                     return
         raise EngineStopped("The engine ended the answer without a reply.")
 
@@ -241,7 +254,9 @@ class Asked:
             return ArgumentsPiece(index, item.number, item.text)
         return TextPiece(index, item, logprobs)
 
-    def _end(self, answer: Answer, event: Delta) -> EndPiece:
+    def _end(self, answer: Answer, event: Delta, stopped: str | None) -> EndPiece:
+        if stopped is not None:
+            return EndPiece(answer.index, "stop", stopped)
         if event.finish_reason in ("length", "timeout"):
             return EndPiece(answer.index, "length")
         stop = event.stop if isinstance(event.stop, str) and event.stop in self._stop else None
@@ -275,3 +290,26 @@ class Asked:
             parallel=job.tool_use.parallel and not choice.startswith("name:"),
             text_schema=job.schema,
         )
+
+
+def _cut(
+    reply: Reply, answers: Mapping[int, Answer], tokens: Mapping[int, int], stops: Mapping[int, str | None]
+) -> Reply:
+    """The reply as if the engine had found the stop strings in `stops`, without what it generated until it ended."""
+    choices = []
+    for choice in reply.choices:
+        stop = stops.get(choice.index)
+        if stop is not None:
+            num = tokens[choice.index]
+            choice = replace(
+                choice,
+                text=answers[choice.index].text,
+                token_ids=choice.token_ids[:num],
+                finish_reason="stop",
+                stop=stop,
+                logprobs=choice.logprobs and choice.logprobs[:num],
+            )
+        choices.append(choice)
+    lengths = [sum(len(one.token_ids) for one in some) for some in (reply.choices, choices)]
+    usage = replace(reply.usage, completion_tokens=reply.usage.completion_tokens - lengths[0] + lengths[1])
+    return replace(reply, choices=tuple(choices), usage=usage)

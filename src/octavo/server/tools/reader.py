@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.server.tools.formats import ToolFormat
@@ -34,9 +34,18 @@ class CallReader:
 
     The answer follows the grammar of `call_grammar`; it may end anywhere. White space in front of a call is no
     part of the text.
+
+    Args:
+        stops: strings that end the answer; looked for in its text alone, so that calls are whole.
+
+    Attributes:
+        stopped: the one that ended it. What is pushed afterwards is passed over.
     """
 
-    def __init__(self, tool_format: ToolFormat) -> None:
+    def __init__(self, tool_format: ToolFormat, stops: Sequence[str] = ()) -> None:
+        self.stopped: str | None = None
+        self._stops = stops
+        self._held = ""  # text that may be the beginning of a stop string
         self._format = tool_format
         self._number = -1
         self._buffer = ""
@@ -49,15 +58,16 @@ class CallReader:
         """What `text` adds to the answer."""
         self._buffer += text
         found: list[Read] = []
-        while self._state(found):
+        while self.stopped is None and self._state(found):
             pass
         return found
 
     def finish(self) -> list[Read]:
-        """The text that was held back because a call could have begun with it."""
-        if self._state == self._text and self._buffer.strip():
-            return [self._buffer]
-        return []
+        """The text that was held back because a call or a stop string could have begun with it."""
+        found: list[Read] = []
+        if self.stopped is None and self._state == self._text:
+            self._say(self._buffer if self._buffer.strip() else "", found, last=True)
+        return found
 
     def _text(self, found: list[Read]) -> bool:
         first = self._format.begin + (self._format.before_name if not self._format.anywhere else "")
@@ -75,27 +85,34 @@ class CallReader:
         else:
             place = buffer.find(first)
             if place >= 0:
-                self._say(buffer[:place].rstrip(), found)
+                self._say(buffer[:place].rstrip(), found, last=True)
                 self._buffer = buffer[place + len(first) :]
                 self._state = self._before_name
                 return True
-            place = self._begin_of_partial(buffer, first)
+            place = _begin_of_partial(buffer, first)
             place = len(buffer[:place].rstrip())
         self._say(buffer[:place], found)
         self._buffer = buffer[place:]
         return False
 
-    def _say(self, text: str, found: list[Read]) -> None:
-        if text:
-            self._said_text = True
-            found.append(text)
+    def _say(self, text: str, found: list[Read], *, last: bool = False) -> None:
+        """Gives out text up to a stop string, or to what may become one unless it is the last text.
 
-    @staticmethod
-    def _begin_of_partial(text: str, whole: str) -> int:
-        for place in range(max(0, len(text) - len(whole) + 1), len(text)):
-            if whole.startswith(text[place:]):
-                return place
-        return len(text)
+        As in the engine, the stop string that begins first wins, and of two that begin together the shorter one.
+        """
+        self._said_text |= bool(text)
+        text = self._held + text
+        end = (
+            len(text)
+            if last
+            else min((_begin_of_partial(text, stop) for stop in self._stops), default=len(text))
+        )
+        stops = [(text.find(stop), len(stop), stop) for stop in self._stops if stop in text]
+        if stops and min(stops)[0] <= end:
+            end, _, self.stopped = min(stops)
+        if end:
+            found.append(text[:end])
+        self._held = text[end:]
 
     def _before_name(self, _: list[Read]) -> bool:
         return self._skip(self._format.before_name, self._name)
@@ -148,3 +165,11 @@ class CallReader:
         self._buffer = self._buffer[len(expected) :]
         self._state = then
         return True
+
+
+def _begin_of_partial(text: str, whole: str) -> int:
+    """Where a beginning of `whole` stands at the end of `text`; else the length of `text`."""
+    for place in range(max(0, len(text) - len(whole) + 1), len(text)):
+        if whole.startswith(text[place:]):
+            return place
+    return len(text)
