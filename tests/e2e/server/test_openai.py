@@ -353,3 +353,17 @@ def test_what_is_before_a_change_is_reused_and_the_change_is_shown(
     shown = told["difference"]
     assert shown["before"] + shown["earlier"] in rules + before + later
     assert shown["before"] + shown["now"] in rules + after + later
+
+
+def test_streamed_completions_say_why_too(client: openai.OpenAI, server: Served) -> None:
+    prompts = ["Paris is the capital of", "One, two, three, four, five,"]
+    options = {"model": "smollm2", "temperature": 0, "max_tokens": 3, "extra_body": {"octavo": {"why": True}}}
+    client.completions.create(prompt=prompts, **options)
+    whole = client.completions.create(prompt=prompts, **options)
+    with server.openai(_strict_response_validation=False) as lax:
+        chunks = list(lax.completions.create(prompt=prompts, stream=True, **options))
+    assert [one["cached_tokens"] for one in chunks[-1].octavo] == [
+        one["cached_tokens"] for one in whole.octavo
+    ]
+    assert chunks[-1].choices == []
+    assert all(chunk.choices for chunk in chunks[:-1])

@@ -159,10 +159,16 @@ async def _whole(
         **head_of(reply_id, "text_completion", model),
         "choices": choices,
         "usage": usage_of(*replies),
+        **_report(body, replies),
     }
-    if body.octavo is not None and body.octavo.reports:
-        completion["octavo"] = [octavo_report(reply, None) for reply in replies]
     return JsonReply(completion)
+
+
+def _report(body: CompletionRequest, replies: Sequence[Reply]) -> dict[str, Any]:
+    """The field `octavo`, if it was asked for: what each prompt reused."""
+    if body.octavo is None or not body.octavo.reports:
+        return {}
+    return {"octavo": [octavo_report(reply, None) for reply in replies]}
 
 
 def _options(body: CompletionRequest, visit: Visit) -> dict[str, Any]:
@@ -202,7 +208,7 @@ async def _chunks(
     with_usage = wants_usage(body.stream_options)
     head = head_of(reply_id, "text_completion", model)
     num_answers = body.n or 1
-    replies: list[Reply] = []
+    told: dict[int, Reply] = {}
     offsets: dict[int, int] = {}
     scored: dict[int, Reply] = {}
 
@@ -236,10 +242,13 @@ async def _chunks(
             if text or logprobs or ending:
                 yield chunk(index, text, logprobs, ending)
             if event.reply is not None:
-                replies.append(_told(one, event.reply, scored.get(number)))
-                note_reply(visit, model.name, replies[-1])
-    if with_usage:
-        yield sse_json({**head, "choices": [], "usage": usage_of(*replies)})
+                told[number] = _told(one, event.reply, scored.get(number))
+                note_reply(visit, model.name, told[number])
+    replies = [told[number] for number in range(len(asked))]
+    usage = {"usage": usage_of(*replies)} if with_usage else {}
+    report = _report(body, replies)
+    if usage or report:
+        yield sse_json({**head, "choices": [], **usage, **report})
     yield sse(b"[DONE]")
 
 
