@@ -217,3 +217,25 @@ def test_logprobs(client: openai.OpenAI) -> None:
 def test_what_is_wrong_is_said(server: Served, change: dict, said: str) -> None:
     with server.openai() as client, pytest.raises(openai.BadRequestError, match=said):
         client.responses.create(**{"input": "x", **OPTIONS, **change})
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        '{"a": "\\ud800"}',
+        '{"\\ud800": "a"}',
+        '{"a": ' + "[" * 260 + "]" * 260 + "}",
+        '{"a": 1}',
+        json.dumps({"a" * 65: "b"}),
+        json.dumps({"a": "b" * 513}),
+        json.dumps({str(number): "" for number in range(17)}),
+    ],
+)
+@pytest.mark.parametrize("path", ["conversations", "responses", "chat/completions"])
+def test_metadata_are_strings(server: Served, path: str, metadata: str) -> None:
+    body = json.dumps({"model": "smollm2", "input": "Hi", "messages": [{"role": "user", "content": "Hi"}]})
+    with server.http() as http:
+        body = f'{body[:-1]}, "metadata": {metadata}}}'
+        reply = http.post(f"/v1/{path}", content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith("metadata")

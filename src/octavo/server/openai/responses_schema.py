@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from octavo.server.openai.chat_schema import JsonObjectFormat, TextFormat
-from octavo.server.openai.schema import Common
+from octavo.server.openai.schema import Common, Metadata
 from octavo.server.schema import MAX_TOOLS, JsonSchema, MaxTokens, Name, OctavoReport, Schema
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -221,7 +221,7 @@ class ConversationRequest(Schema):
     """What a conversation begins with."""
 
     items: list[InputItem] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
 
 
 class Conversation(Schema):

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from octavo.server.models import Model
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
 class CacheOptions(Schema):
     """How long a prompt should at least be kept. The other options are passed over."""
 
@@ -43,7 +48,7 @@ class Common(Schema):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     ignore_eos: bool | None = None
     octavo: OctavoOptions | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
