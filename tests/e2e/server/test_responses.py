@@ -49,6 +49,8 @@ def test_a_response_is_the_same_whole_streamed_and_kept(client: openai.OpenAI) -
     assert last.usage.input_tokens_details.cached_tokens == last.usage.input_tokens - 1
     assert last.usage.output_tokens == whole.usage.output_tokens
     assert client.responses.retrieve(last.id) == last
+    with pytest.raises(openai.BadRequestError, match="not streamed"):
+        client.responses.retrieve(last.id, stream=True)
     short = client.responses.create(input="Count to fifty.", **{**OPTIONS, "max_output_tokens": 3})
     assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 

@@ -18,6 +18,7 @@ from octavo.server.openai.responses_schema import (
     ResponseRequest,
 )
 from octavo.server.openai.routes import REFUSALS, generated
+from octavo.server.problems import Problem
 
 Order = Literal["asc", "desc"]
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -42,7 +43,14 @@ def responses_routes(responses: Responses) -> APIRouter:
     one: dict[str, Any] = {"response_model": ResponseObject, "response_model_exclude_unset": True}
 
     @router.get("/responses/{response_id}", summary="A response that was kept", **one)
-    async def retrieve(request: Request, response_id: str) -> dict[str, Any]:
+    async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:
+        if stream:
+            raise Problem(
+                400,
+                "A response that was kept is not streamed. Ask for it without stream.",
+                "invalid_value",
+                "stream",
+            )
         return (await responses.find(tenant(request), response_id)).response
 
     @router.delete("/responses/{response_id}", summary="Forget a response")
