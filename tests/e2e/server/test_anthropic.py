@@ -158,3 +158,20 @@ def test_an_unknown_model(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         claude.messages.create(messages=QUESTION, **{**GREEDY, "model": "claude"})
     assert caught.value.body["error"]["type"] == "not_found_error"
+
+
+def test_a_message_of_the_system_between_others(claude: anthropic.Anthropic) -> None:
+    reply = send(claude, QUESTION)
+    first = {"role": "system", "content": "Answer in French."}
+    behind = [*QUESTION, {"role": "assistant", "content": reply.content[0].text}, first, *QUESTION]
+    parts = {"role": "system", "content": [{"type": "text", "text": "Answer in French."}]}
+    counts = [
+        claude.messages.count_tokens(model="smollm2", messages=messages, system=system).input_tokens
+        for messages, system in (
+            ([first, *QUESTION], anthropic.omit),
+            ([parts, *QUESTION], anthropic.omit),
+            (QUESTION, "Answer in French."),
+        )
+    ]
+    assert len(set(counts)) == 1
+    assert send(claude, behind).usage.input_tokens > reply.usage.input_tokens

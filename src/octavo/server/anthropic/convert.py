@@ -10,6 +10,7 @@ from octavo.server.anthropic.schema import (
     AssistantMessage,
     CountRequest,
     MessagesRequest,
+    SystemMessage,
     TextBlock,
     Tool,
     ToolChoiceAuto,
@@ -89,6 +90,8 @@ def _messages(body: CountRequest) -> Iterator[ChatMessage]:
     for message in body.messages:
         if isinstance(message, AssistantMessage):
             yield _assistant(message)
+        elif isinstance(message, SystemMessage):
+            yield ChatMessage("system", text_of(message.content))
         else:
             yield from _user(message)
 

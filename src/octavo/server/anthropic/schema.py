@@ -54,12 +54,19 @@ class UserMessage(Schema):
     content: str | list[UserBlock]
 
 
+class SystemMessage(Schema):
+    """Instructions between other messages, where the model's template takes them."""
+
+    role: Literal["system"]
+    content: str | list[TextBlock]
+
+
 class AssistantMessage(Schema):
     role: Literal["assistant"]
     content: str | list[AssistantBlock]
 
 
-Message = Annotated[UserMessage | AssistantMessage, Field(discriminator="role")]
+Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
 
 
 class Tool(_Cached):
