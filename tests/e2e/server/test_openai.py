@@ -279,6 +279,8 @@ def test_a_suffix_needs_a_model_that_can(client: openai.OpenAI) -> None:
         ({"n": 100}, None, "at most 16 answers"),
         ({"stop": ""}, None, "stop string is empty"),
         ({"functions": [{"name": "f"}]}, None, "use tools"),
+        ({"modalities": ["text", "audio"]}, None, "audio is not supported"),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, None, "audio is not supported"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0.content", "'text'"),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -128,6 +128,8 @@ class ChatRequest(Common):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -141,6 +143,12 @@ class ChatRequest(Common):
                 if data.get(name) is not None:
                     raise ValueError(f"{name} is not supported any more; use {instead}")
         return data
+
+    @model_validator(mode="after")
+    def _no_audio(self) -> Self:
+        if self.audio is not None or "audio" in (self.modalities or ()):
+            raise ValueError("audio is not supported; the models answer in text")
+        return self
 
 
 class AnswerMessage(Schema):
