@@ -67,8 +67,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="KEY",
-            help="Opens /metrics to other machines, and nothing else. Without it, a server with keys shows its "
-            "metrics to this machine alone.",
+            help="Opens /metrics to other machines, and the dashboard's numbers without whose they are; nothing else. "
+            "Without it, a server with keys shows its metrics to this machine alone.",
             rich_help_panel=_ACCESS,
         ),
     ] = None,
