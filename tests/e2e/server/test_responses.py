@@ -241,3 +241,17 @@ def test_metadata_are_strings(server: Served, path: str, metadata: str) -> None:
         reply = http.post(f"/v1/{path}", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"].startswith("metadata")
+
+
+def test_what_is_kept_can_be_read_whatever_its_strings_hold(server: Served) -> None:
+    tool = r'{"type": "function", "name": "f", "description": "\ud800", "parameters": {"title": "\ud800"}}'
+    call = r'{"type": "function_call", "call_id": "c", "name": "f", "arguments": "\ud800"}'
+    headers = {"Content-Type": "application/json"}
+    options = '"model": "smollm2", "input": "Hi", "max_output_tokens": 2'
+    with server.http(headers=headers) as http:
+        body = f'{{{options}, "tools": [{tool}], "tool_choice": "none"}}'
+        made = http.post("/v1/responses", content=body).json()
+        assert http.get(f"/v1/responses/{made['id']}").json() == made
+        talk = http.post("/v1/conversations", content=f'{{"items": [{call}]}}').json()
+        (item,) = http.get(f"/v1/conversations/{talk['id']}/items").json()["data"]
+        assert item["arguments"] == "\ud800"

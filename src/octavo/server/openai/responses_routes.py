@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from octavo.server.http import visit_of
+from octavo.server.http import JsonReply, visit_of
 from octavo.server.openai.responses import Responses, listed
 from octavo.server.openai.responses_schema import (
     Conversation,
@@ -40,10 +40,18 @@ def responses_routes(responses: Responses) -> APIRouter:
     async def create(request: Request, body: ResponseRequest) -> Response:
         return await responses.create(request, body)
 
-    one: dict[str, Any] = {"response_model": ResponseObject, "response_model_exclude_unset": True}
+    # Written by `JsonReply`, as strings of a caller's may hold what is not valid Unicode.
+    one: dict[str, Any] = {
+        "response_model": None,
+        "responses": {200: {"model": ResponseObject, "description": "The response."}},
+    }
+    page: dict[str, Any] = {
+        "response_model": None,
+        "responses": {200: {"model": ItemList, "description": "A page of items."}},
+    }
 
     @router.get("/responses/{response_id}", summary="A response that was kept", **one)
-    async def retrieve(request: Request, response_id: str, stream: bool = False) -> dict[str, Any]:
+    async def retrieve(request: Request, response_id: str, stream: bool = False) -> Response:
         if stream:
             raise Problem(
                 400,
@@ -51,22 +59,22 @@ def responses_routes(responses: Responses) -> APIRouter:
                 "invalid_value",
                 "stream",
             )
-        return (await responses.find(tenant(request), response_id)).response
+        return JsonReply((await responses.find(tenant(request), response_id)).response)
 
     @router.delete("/responses/{response_id}", summary="Forget a response")
     async def delete(request: Request, response_id: str) -> Deleted:
         return Deleted(**await responses.delete(visit_of(request), response_id))
 
     @router.post("/responses/{response_id}/cancel", summary="End a response in the background", **one)
-    async def cancel(request: Request, response_id: str) -> dict[str, Any]:
-        return await responses.cancel(tenant(request), response_id)
+    async def cancel(request: Request, response_id: str) -> Response:
+        return JsonReply(await responses.cancel(tenant(request), response_id))
 
-    @router.get("/responses/{response_id}/input_items", summary="What a response answered")
+    @router.get("/responses/{response_id}/input_items", summary="What a response answered", **page)
     async def input_items(
         request: Request, response_id: str, order: Order = "desc", after: str | None = None, limit: Limit = 20
-    ) -> ItemList:
+    ) -> Response:
         kept = await responses.find(tenant(request), response_id)
-        return ItemList(**listed(kept.items, order=order, after=after, limit=limit))
+        return JsonReply(listed(kept.items, order=order, after=after, limit=limit))
 
     @router.post("/conversations", summary="Begin a conversation")
     async def create_conversation(request: Request, body: ConversationRequest) -> Conversation:
@@ -80,15 +88,15 @@ def responses_routes(responses: Responses) -> APIRouter:
     async def delete_conversation(request: Request, conversation_id: str) -> Deleted:
         return Deleted(**await responses.delete_conversation(visit_of(request), conversation_id))
 
-    @router.get("/conversations/{conversation_id}/items", summary="What was said in a conversation")
+    @router.get("/conversations/{conversation_id}/items", summary="What was said in a conversation", **page)
     async def items(
         request: Request,
         conversation_id: str,
         order: Order = "desc",
         after: str | None = None,
         limit: Limit = 20,
-    ) -> ItemList:
+    ) -> Response:
         kept = await responses.find_conversation(tenant(request), conversation_id)
-        return ItemList(**listed(kept.items, order=order, after=after, limit=limit))
+        return JsonReply(listed(kept.items, order=order, after=after, limit=limit))
 
     return router
