@@ -96,7 +96,7 @@ def serve(
         int,
         typer.Option(
             metavar="N",
-            help="Requests at once, waiting ones included; more are told to come again.",
+            help="Requests at once, with waiting ones and those in the background; more are told to come again.",
             rich_help_panel=_LIMITS,
         ),
     ] = 256,

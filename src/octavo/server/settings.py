@@ -15,7 +15,8 @@ class ServerSettings:
         host: address to listen at.
         port: 0 takes a free one.
         max_body_bytes: of a request.
-        max_requests: that are answered at once, waiting ones included; more are told to come again.
+        max_requests: that are answered at once, with waiting ones and what is made in the background; more are told
+            to come again.
         requests_per_minute: of one tenant; None does not limit them.
         origins: of web pages that may read answers; `*` stands for all.
         drain_s: seconds that running answers may take after the server was told to stop.
