@@ -26,7 +26,7 @@ NOBODY = Tenant("", "")
 """Everybody, where no keys are set."""
 
 METRICS = Tenant("metrics", "")
-"""Who may read the metrics and nothing else."""
+"""Who may read the metrics, and what the dashboard shows."""
 
 
 class Keys:
@@ -35,7 +35,7 @@ class Keys:
     Args:
         keys: in clear; they are hashed at once.
         files: lines of `NAME sha256:DIGEST`; `new_key` writes them.
-        metrics_key: opens the metrics and nothing else.
+        metrics_key: opens the metrics and what the dashboard shows, and nothing else.
 
     Raises:
         InvalidRequest: a key is empty, or a file cannot be read or has another line in it.
