@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from octavo.errors import InvalidRequest
 from octavo.server.chat.messages import ChatMessage, MessageKeys, Tool
 from octavo.server.chat.transcripts import Transcript, TranscriptStore
-from octavo.server.tools.formats import ToolFormat
+from octavo.server.tools.formats import ToolFormat, Written
 from octavo.sessions.template import ChatTemplate, Segment
 
 HistoryKind = Literal["exact", "retokenised"]
@@ -67,12 +67,12 @@ class ChatHistory:
         Raises:
             InvalidRequest: the template refuses the messages.
         """
-        written, tools = self._format.written(self._messages, self._tools)
+        written = self._format.written(self._messages, self._tools)
         answers = [index for index, message in enumerate(self._messages) if message.role == "assistant"]
         found = self._latest(answers)
         if found is not None:
             index, transcript = found
-            tail = self._tail(written, index, tools)
+            tail = self._tail(written, index)
             if tail is not None:
                 piece = self._template.piece_after(
                     list(transcript.answer_ids), transcript.text, self._with(tail, prefill)
@@ -82,7 +82,7 @@ class ChatHistory:
                     "exact" if index == answers[-1] else "retokenised",
                     len(transcript.ids),
                 )
-        segment = self._template.segment(written, tools)
+        segment = self._template.segment(written.messages, written.tools)
         piece = self._template.piece(self._with(segment, prefill))
         return Prompt(piece.ids, "retokenised" if answers else "exact", 0)
 
@@ -106,12 +106,10 @@ class ChatHistory:
                 return index, transcript
         return None
 
-    def _tail(
-        self, written: list[dict[str, Any]], index: int, tools: list[dict[str, Any]] | None
-    ) -> Segment | None:
+    def _tail(self, written: Written, index: int) -> Segment | None:
         """What the template writes behind an answer; None if it cannot be told apart from the answer."""
         try:
-            return self._template.after(written, index + len(written) - len(self._messages), tools)
+            return self._template.after(written.messages, written.places[index], written.tools)
         except InvalidRequest:
             return None
 

@@ -32,6 +32,15 @@ _IDS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What a chat template gets: messages and tools. `places` has where each message of a request stands."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    places: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """The text around the name and the arguments of a call.
 
@@ -44,6 +53,8 @@ class ToolFormat:
         short_ids: whether the template wants ids of 9 letters.
         own_prompt: whether tools, calls and results are written into the messages' text by us, because the
             template has no place for them.
+        in_user: whether those tools stand in the first message of the user, because the template takes none of the
+            system.
     """
 
     name: str
@@ -57,6 +68,7 @@ class ToolFormat:
     optional: str = ""
     short_ids: bool = False
     own_prompt: bool = False
+    in_user: bool = False
 
     def text_of(self, calls: Sequence[Call]) -> str:
         """Calls as the model writes them."""
@@ -66,26 +78,37 @@ class ToolFormat:
         ]
         return self.begin + self.between.join(parts) + self.end if parts else ""
 
-    def written(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Tool]
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        """The messages and the tools that the chat template gets.
-
-        At most one message more than there are, in front.
-        """
+    def written(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> Written:
+        """The messages and the tools that the chat template gets."""
         if not self.own_prompt:
             names = {call.id: call.name for message in messages for call in message.calls}
-            return [self._message(message, names) for message in messages], (
-                [tool.as_openai() for tool in tools] or None
+            return Written(
+                [self._message(message, names) for message in messages],
+                [tool.as_openai() for tool in tools] or None,
+                list(range(len(messages))),
             )
-        plain = [self._plain(message) for message in messages]
+        plain: list[dict[str, Any]] = []
+        places = []
+        follows_result = False
+        for message in messages:
+            one = self._plain(message)
+            # Many templates want user and assistant to take turns: results, and what the user says to them, are one.
+            if follows_result and one["role"] == "user":
+                plain[-1]["content"] += f"\n{one['content']}"
+            else:
+                plain.append(one)
+            follows_result = message.role == "tool"
+            places.append(len(plain) - 1)
         if tools:
             prompt = _PROMPT.format(tools="\n".join(json.dumps(tool.as_openai()) for tool in tools))
             if plain[0]["role"] == "system":
-                plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{prompt}"}
+                plain[0]["content"] += f"\n\n{prompt}"
+            elif self.in_user and plain[0]["role"] == "user":
+                plain[0]["content"] = f"{prompt}\n\n{plain[0]['content']}"
             else:
                 plain.insert(0, {"role": "system", "content": prompt})
-        return plain, None
+                places = [place + 1 for place in places]
+        return Written(plain, None, places)
 
     def _message(self, message: ChatMessage, names: dict[str, str]) -> dict[str, Any]:
         written: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -165,7 +188,7 @@ def format_of(template: ChatTemplate) -> ToolFormat:
     except InvalidRequest:
         writes = False
     if not writes:
-        return OWN
+        return _own(template)
     if "[TOOL_CALLS]" in source:
         if "[ARGS]" in source:
             return MISTRAL_ARGS
@@ -174,7 +197,17 @@ def format_of(template: ChatTemplate) -> ToolFormat:
         return HERMES
     if "<|start_header_id|>" in source and '"parameters"' in source.replace("\\", ""):
         return LLAMA3
-    return OWN
+    return _own(template)
+
+
+def _own(template: ChatTemplate) -> ToolFormat:
+    """`OWN`, written where the template has a place for it."""
+    messages = [{"role": "system", "content": "probe_of_system"}, {"role": "user", "content": "Hi"}]
+    try:
+        takes_system = "probe_of_system" in template.render(messages, None)
+    except InvalidRequest:
+        takes_system = False
+    return replace(OWN, in_user=not takes_system)
 
 
 def _parsed(arguments: str) -> Any:
