@@ -181,6 +181,24 @@ def test_a_file_that_asks_for_a_beginning_token_gets_it(tmp_path):
     assert load_model(path, dtype="fp32").tokenizer.encode("the") == [1, TOKENS.index("the")]
 
 
+@pytest.mark.parametrize("kind", [3, 4])
+def test_byte_level_tokens_keep_their_ids_and_their_own_spelling(kind, tmp_path):
+    """Without an `<|endoftext|>`, and with control tokens that bytes are not spelled with."""
+    odd = ["<｜User｜>", "<▁ a>"]
+    tokens = ["<|begin|>", *TOKENS[1:], *odd]
+    types = [3, 3, 3, *[1] * (len(tokens) - 5), kind, kind]
+    model = make_model(vocab_size=len(tokens))
+    path = write_gguf(tmp_path / "odd.gguf", model, tokenizer={"tokens": tokens, "types": types})
+    tokenizer = load_model(path, dtype="fp32").tokenizer
+    assert len(tokenizer) == len(tokens)
+    assert [tokenizer.convert_tokens_to_ids(token) for token in tokens] == [*range(len(tokens))]
+    text = f"the{odd[0]}the{odd[1]}"
+    ids = tokenizer.encode(text)
+    assert ids == [tokens.index(token) for token in ("the", odd[0], "the", odd[1])]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special_tokens=True) == ("thethe" if kind == 3 else text)
+
+
 def test_digits_are_split_off_before_spaces_are_joined(tmp_path):
     """In `a  1` the spaces are one token then; as GPT-2 splits, the second one belongs to the digit."""
     for pre, pieces in (("smollm", ["a", "ĠĠ", "1"]), ("gpt-2", ["a", "Ġ", "Ġ", "1"])):

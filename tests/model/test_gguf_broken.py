@@ -66,6 +66,11 @@ ODD = {
     "splitting": (UnsupportedModel, "pre-tokenizer 'klingon'", {"tokenizer": {"pre": "klingon"}}),
     "few tokens": (InvalidModelFile, "cannot be used", {"tokenizer": {"tokens": TOKENS[:40]}}),
     "many tokens": (InvalidModelFile, "embeddings", {"tokenizer": {"tokens": [*TOKENS, "one more"]}}),
+    "alike": (
+        InvalidModelFile,
+        "1 of its tokens are spelled",
+        {"tokenizer": {"tokens": [*TOKENS[:-1], TOKENS[0]]}},
+    ),
     "rope": (UnsupportedModel, "'yarn'", {"metadata": {"llama.rope.scaling.type": ("add_string", "yarn")}}),
     "rotary": (
         UnsupportedModel,

@@ -8,12 +8,14 @@ from octavo.errors import InvalidModelFile, UnsupportedModel
 from octavo.models.gguf_header import Header
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 _SPLIT_LIKE_GPT2 = frozenset({"default", "gpt-2", "phi-2", "olmo", "mpt"})
 _SPLIT_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 """Pre-tokenizers that cut every digit off first, then split as GPT-2 does."""
-_CONTROL = 3
+_CONTROL, _USER_DEFINED = 3, 4
+_NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _ENDS_OF_TURN = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>"}
 )
@@ -23,10 +25,9 @@ def build(header: Header) -> PreTrainedTokenizerFast:
     """The tokenizer that the header describes, with its chat template.
 
     Raises:
-        InvalidModelFile: the header has no tokenizer.
+        InvalidModelFile: the header has no tokenizer, or one with tokens that are spelled alike.
         UnsupportedModel: the tokenizer is of a kind that cannot be rebuilt exactly.
     """
-    from tokenizers import pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -41,19 +42,17 @@ def build(header: Header) -> PreTrainedTokenizerFast:
             f"{header.path} has a tokenizer of kind {kind!r} with pre-tokenizer {split!r}, which cannot be "
             "rebuilt exactly. Take the model's safetensors folder or hub id instead."
         )
-    described = {
-        name: metadata[f"tokenizer.{key}"]
-        for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items()
-        if f"tokenizer.{key}" in metadata
-    }
-    backend, _ = convert_gguf_tokenizer(metadata["general.architecture"], described)
-    if kind == "gpt2" and split in _SPLIT_DIGITS:
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+    if kind == "gpt2":
+        backend = _byte_level(header, tokens, split)
+    else:
+        described = {
+            name: metadata[f"tokenizer.{key}"]
+            for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items()
+            if f"tokenizer.{key}" in metadata
+        }
+        backend, _ = convert_gguf_tokenizer(metadata["general.architecture"], described)
     special: dict[str, Any] = {}
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+    for name, key in _NAMED.items():
         token_id = _token_id(header, key)
         special[f"{name}_token"] = None if token_id is None else tokens[token_id]
     # llama.cpp adds the beginning token to a SentencePiece vocabulary that does not say otherwise.
@@ -61,6 +60,50 @@ def build(header: Header) -> PreTrainedTokenizerFast:
         special[name] = bool(metadata.get(f"tokenizer.ggml.{name}", default))
     template = metadata.get("tokenizer.chat_template")
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special)
+
+
+def _byte_level(header: Header, tokens: list[str], split: str) -> Tokenizer:
+    """Byte-level BPE. transformers would add an `<|endoftext|>`, and cut tokens such as `<｜User｜>` into bytes."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    kinds = dict(enumerate(header.metadata.get("tokenizer.ggml.token_type", [])))
+    # Those tokens are looked for in the text itself, so they are not spelled in the alphabet of bytes.
+    added = {index for index in range(len(tokens)) if kinds.get(index) in (_CONTROL, _USER_DEFINED)}
+    raw = added | {_token_id(header, key) for key in _NAMED.values()}
+    spelling = bytes_to_unicode()
+    alphabet = set(spelling.values())
+    vocabulary = {
+        token
+        if index in raw or set(token) <= alphabet
+        else "".join(spelling[byte] for byte in token.encode()): index
+        for index, token in enumerate(tokens)
+    }
+    if len(vocabulary) != len(tokens):
+        raise InvalidModelFile(
+            f"{header.path} cannot be used: {len(tokens) - len(vocabulary):,} of its tokens are spelled as others "
+            "are. Take another conversion of the model."
+        )
+    merges = [tuple(merge.split(" ")) for merge in header.metadata["tokenizer.ggml.merges"]]
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    first: list[Any] = []
+    if split in _SPLIT_DIGITS:
+        first = [pre_tokenizers.Digits(individual_digits=True)]
+    elif split in GGUF_PRE_TOKENIZER_SPLITS:
+        first = [pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[split]), behavior="isolated")]
+    bytes_of = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=split not in GGUF_PRE_TOKENIZER_SPLITS
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*first, bytes_of])
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(
+        [
+            AddedToken(tokens[index], normalized=False, special=kinds[index] == _CONTROL)
+            for index in sorted(added)
+        ]
+    )
+    return backend
 
 
 def eos_token_ids(header: Header) -> set[int]:
