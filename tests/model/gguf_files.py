@@ -121,7 +121,8 @@ def write_gguf(
         metadata: key -> (method of the writer, value), instead of the model's own or besides.
         tensors: name -> (values, type), besides the model's own.
         leave_out: names of tensors not to write.
-        tokenizer: of `model`, `pre`, `template`, `bos`, `tokens`, `types` and `scores`, what is not as usual.
+        tokenizer: of `model`, `pre`, `template`, `bos`, `tokens`, `types` and `scores`, what is not as usual;
+            no `bos` is written if it is None.
         pack: makes rows of a type from a matrix.
     """
     config = model.config
@@ -171,7 +172,8 @@ def write_gguf(
         writer.add_token_merges(MERGES)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    writer.add_add_bos_token(settings["bos"])
+    if settings["bos"] is not None:
+        writer.add_add_bos_token(settings["bos"])
     writer.add_chat_template(settings["template"])
     names = gguf.get_tensor_name_map(
         {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers

@@ -199,6 +199,19 @@ def test_byte_level_tokens_keep_their_ids_and_their_own_spelling(kind, tmp_path)
     assert tokenizer.decode(ids, skip_special_tokens=True) == ("thethe" if kind == 3 else text)
 
 
+@pytest.mark.parametrize(
+    ("pre", "whole", "begins"),
+    [("llama-bpe", True, True), ("tekken", True, True), ("falcon3", True, False), ("qwen2", False, False)],
+)
+def test_words_are_whole_and_texts_begin_as_the_pre_tokenizer_has_it(pre, whole, begins, tmp_path):
+    """A word in the vocabulary that no merges lead to, in a file that does not say whether texts begin with a token."""
+    tokens = [*TOKENS, "hat"]
+    settings = {"pre": pre, "tokens": tokens, "bos": None}
+    path = write_gguf(tmp_path / "words.gguf", make_model(vocab_size=len(tokens)), tokenizer=settings)
+    ids = load_model(path, dtype="fp32").tokenizer.encode("hat")
+    assert [tokens[i] for i in ids] == [tokens[1]] * begins + (["hat"] if whole else ["h", "a", "t"])
+
+
 def test_digits_are_split_off_before_spaces_are_joined(tmp_path):
     """In `a  1` the spaces are one token then; as GPT-2 splits, the second one belongs to the digit."""
     for pre, pieces in (("smollm", ["a", "ĠĠ", "1"]), ("gpt-2", ["a", "Ġ", "Ġ", "1"])):

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 _SPLIT_LIKE_GPT2 = frozenset({"default", "gpt-2", "phi-2", "olmo", "mpt"})
 _SPLIT_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 """Pre-tokenizers that cut every digit off first, then split as GPT-2 does."""
+_BEGINS_TEXT = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
+"""Pre-tokenizers whose texts start with the beginning token where the file does not say."""
+_WHOLE_WORDS = _BEGINS_TEXT | {"falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"}
+"""Pre-tokenizers whose pieces are looked up whole before any merge."""
 _CONTROL, _USER_DEFINED = 3, 4
 _NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _ENDS_OF_TURN = frozenset(
@@ -55,8 +59,9 @@ def build(header: Header) -> PreTrainedTokenizerFast:
     for name, key in _NAMED.items():
         token_id = _token_id(header, key)
         special[f"{name}_token"] = None if token_id is None else tokens[token_id]
-    # llama.cpp adds the beginning token to a SentencePiece vocabulary that does not say otherwise.
-    for name, default in (("add_bos_token", kind == "llama"), ("add_eos_token", False)):
+    # As llama.cpp does where the file does not say.
+    begins = special["bos_token"] is not None and (kind == "llama" or split in _BEGINS_TEXT)
+    for name, default in (("add_bos_token", begins), ("add_eos_token", False)):
         special[name] = bool(metadata.get(f"tokenizer.ggml.{name}", default))
     template = metadata.get("tokenizer.chat_template")
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special)
@@ -86,7 +91,7 @@ def _byte_level(header: Header, tokens: list[str], split: str) -> Tokenizer:
             "are. Take another conversion of the model."
         )
     merges = [tuple(merge.split(" ")) for merge in header.metadata["tokenizer.ggml.merges"]]
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split in _WHOLE_WORDS))
     first: list[Any] = []
     if split in _SPLIT_DIGITS:
         first = [pre_tokenizers.Digits(individual_digits=True)]
