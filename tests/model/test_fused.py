@@ -45,6 +45,15 @@ def test_another_structure_runs_module_by_module_and_says_why(family: str) -> No
     assert prepared.identity["path"] == "unfused"
 
 
+def test_more_rotary_channels_than_a_head_has_are_never_run_natively() -> None:
+    loaded = tiny_loaded("llama")
+    rotary = loaded.model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq.repeat(2)
+    prepared = prepare.prepare_model(loaded)
+    assert prepared.fused is None
+    assert "rotates 32 of the 16 channels" in prepared.unfused_reason
+
+
 def test_it_can_be_turned_off() -> None:
     prepared = prepare.prepare_model(tiny_loaded("llama"), fuse=False)
     assert prepared.fused is None

@@ -147,6 +147,14 @@ def test_layers_that_slide_in_a_way_that_cannot_be_read_are_refused(arch, words,
         raise refused(path)
 
 
+@pytest.mark.parametrize("rotated", [32, 7])
+def test_a_rotary_width_that_no_head_has_is_refused(rotated, tmp_path):
+    metadata = {"phi3.rope.dimension_count": number(rotated)}
+    error = refused(write_gguf(tmp_path / "odd.gguf", make_model("phi3"), "phi3", metadata=metadata))
+    assert type(error) is InvalidModelFile
+    assert f"rotates {rotated} of the 16 dimensions" in str(error)
+
+
 def test_an_architecture_that_cannot_be_read_is_named(tmp_path):
     path = write_gguf(tmp_path / "odd.gguf", make_model())
     path.write_bytes(path.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1))

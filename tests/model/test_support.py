@@ -30,6 +30,7 @@ def build(family, **changes):
     [
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic.*longest position"),
         ("phi3", {"sliding_window": None, "original_max_position_embeddings": 256, "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 256}}, "longrope"),
+        ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 2.0}}, "turns 2 of a head"),
         ("deepseek_v3", {"num_hidden_layers": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, "MLA"),
         ("bloom", {}, "attention interface|ALiBi"),
         ("falcon_h1", {}, "layers|attention interface|hybrid|state"),

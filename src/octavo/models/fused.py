@@ -54,6 +54,9 @@ class FusedDecoder:
         self._embedding = parts.embedding
         self._embedding_factor = parts.embedding_factor
         self._rotary = _Rotary(parts)
+        head_dim = spec.groups[0].page.head_dim
+        if not 0 < self._rotary.dim <= head_dim:
+            raise NotFusable(f"it rotates {self._rotary.dim} of the {head_dim} channels of a head")
         self._matrices: list[tuple[str, PackedMatrix]] = []
         head = self._projection(parts.head)
         self.vocab_size = self._matrices[-1][1].num_outputs

@@ -118,6 +118,10 @@ def config_fields(header: Header) -> dict[str, Any]:
     num_heads = get("attention.head_count")
     head_dim = get("attention.key_length", default=get("embedding_length") // num_heads)
     rotated = get("rope.dimension_count", default=head_dim)
+    if rotated > head_dim or rotated % 2:
+        raise InvalidModelFile(
+            f"{header.path} cannot be read: its header rotates {rotated:,} of the {head_dim:,} dimensions of a head."
+        )
     fields |= {
         "num_key_value_heads": get("attention.head_count_kv", default=num_heads),
         "head_dim": head_dim,

@@ -72,6 +72,9 @@ def _refuse_rope(config: Any, refuse: Any) -> None:
         kind = parameters.get("rope_type", "default")
         if kind not in _STATIC_ROPE:
             refuse(f"its rotary embedding ({kind}) depends on the longest position in the batch")
+        share = parameters.get("partial_rotary_factor")
+        if share is not None and not 0 < share <= 1:
+            refuse(f"its rotary embedding turns {share:g} of a head's channels (partial_rotary_factor)")
         if "mrope_section" in parameters or parameters.get("type") == "mrope":
             refuse("its rotary embedding takes several positions per token (M-RoPE)")
     if getattr(config, "mrope_section", None):
