@@ -101,6 +101,14 @@ ODD = {
     ),
     "layers": (InvalidModelFile, "says 3 layers", {"metadata": {"llama.block_count": number(3)}}),
     "many layers": (InvalidModelFile, "layers", {"metadata": {"llama.block_count": number(2**32 - 1)}}),
+    "layers between": (
+        InvalidModelFile,
+        "says 50 layers, and its tensors are of 3,",
+        {
+            "metadata": {"llama.block_count": number(50)},
+            "tensors": {"blk.49.attn_norm.weight": (np.ones(64, "f"), T.F32)},
+        },
+    ),
     "wide": (InvalidModelFile, "another width", {"metadata": {"llama.embedding_length": number(2**32 - 1)}}),
     "no heads": (
         InvalidModelFile,

@@ -97,10 +97,11 @@ def config_fields(header: Header) -> dict[str, Any]:
         raise InvalidModelFile(
             f"{header.path} cannot be read: its token embedding is missing or has another width."
         )
-    if max(layers, default=-1) + 1 != get("block_count"):
+    # Counted: one tensor of a far layer would have a model built with all that are said to be before it.
+    if len(layers) != get("block_count") or max(layers) + 1 != len(layers):
         raise InvalidModelFile(
-            f"{header.path} cannot be read: its header says {get('block_count'):,} layers, and its tensors "
-            f"say {max(layers, default=-1) + 1:,}."
+            f"{header.path} cannot be read: its header says {get('block_count'):,} layers, and its tensors are of "
+            f"{len(layers):,}, or not of the first {get('block_count'):,}."
         )
     fields |= {
         "model_type": architecture.model_type,
