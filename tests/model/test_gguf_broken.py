@@ -125,6 +125,11 @@ ODD = {
         "feed_forward_length is",
         {"metadata": {"llama.feed_forward_length": ("add_array", [1, 2])}},
     ),
+    "not causal": (
+        UnsupportedModel,
+        "attends to later tokens",
+        {"metadata": {"llama.attention.causal": ("add_bool", False)}},
+    ),
     "parts": (InvalidModelFile, "one of 5 parts", {"metadata": {"split.count": ("add_uint16", 5)}}),
 }
 

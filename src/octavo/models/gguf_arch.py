@@ -70,10 +70,16 @@ def config_fields(header: Header) -> dict[str, Any]:
 
     Raises:
         InvalidModelFile: something needed is missing or contradicts the tensors.
-        UnsupportedModel: the model rotates positions in a way that cannot be read from a GGUF file.
+        UnsupportedModel: the model is not causal, or its layers or positions cannot be read from a GGUF file.
     """
     architecture = architecture_of(header)
     prefix = header.metadata["general.architecture"]
+
+    if header.metadata.get(f"{prefix}.attention.causal") is False:
+        raise UnsupportedModel(
+            f"{header.path} attends to later tokens too (it is not causal), as models of embeddings and of diffusion "
+            "do. Take a model that generates text."
+        )
 
     def get(key: str, kind: type[int] | type[float] = int, default: Any = None) -> Any:
         value = header.metadata.get(f"{prefix}.{key}", default)
