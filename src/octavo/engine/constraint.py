@@ -70,9 +70,9 @@ class Grammars:
         """
         with self._lock:
             if self._prepared is None:
-                self._prepared = from_tokenizer(
-                    self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos
-                )
+                # It may have tokens without a logit; masks are cut to those that have one.
+                num_tokens = max(self._vocab_size, len(self._tokenizer))
+                self._prepared = from_tokenizer(self._tokenizer, n_vocab=num_tokens, eos_token=self._eos)
         matcher = LLMatcher(self._prepared, grammar, log_level=0)
         if matcher.is_error():
             reason = matcher.get_error().strip().partition("\n")[0]
