@@ -85,7 +85,23 @@ def without_up_proj(weights):
     return {name: weight for name, weight in weights.items() if "up_proj" not in name}
 
 
+def index_instead(folder, names):
+    (folder / "model.safetensors").unlink()
+    weight_map = {f"weight {number}": name for number, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 REFUSED = {
+    "index of no names": (
+        InvalidModelFile,
+        "names a weight file by something else than a string",
+        lambda folder: index_instead(folder, ["a.safetensors", 1]),
+    ),
+    "index of lists": (
+        InvalidModelFile,
+        "names a weight file by something else than a string",
+        lambda folder: index_instead(folder, [["a.safetensors"]]),
+    ),
     "weights missing": (
         InvalidModelFile,
         r"lacks 2 weights .* first is model.layers.0.mlp.up_proj.weight",

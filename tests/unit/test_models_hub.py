@@ -3,7 +3,7 @@
 import json
 from types import SimpleNamespace
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 from huggingface_hub import errors
 
@@ -70,6 +70,17 @@ def test_an_incomplete_download_is_not_taken_for_the_model(hub_cache):
     assert catalog.resolve("owner/tiny").path is None
     with pytest.raises(InvalidModelFile, match=r"has no model.safetensors"):
         hub.pull("owner/tiny")
+
+
+def test_a_cached_model_that_cannot_be_read_is_passed_over(hub_cache, monkeypatch):
+    add_to_cache(hub_cache, "owner/tiny")
+
+    def read_folder(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(hub.folder, "read_folder", read_folder)
+    assert hub.cached("owner/tiny") is None
+    assert [entry.kind for entry in catalog.list_models()] == ["bundled"]
 
 
 def test_a_model_that_is_nowhere_needs_a_network():

@@ -90,8 +90,14 @@ def _weight_files(folder: Path) -> list[str]:
         return [_WEIGHTS]
     if (folder / _INDEX).is_file():
         weight_map = read_json(folder / _INDEX).get("weight_map")
-        names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
-        missing = [name for name in names if not isinstance(name, str) or not (folder / name).is_file()]
+        found = list(weight_map.values()) if isinstance(weight_map, dict) else []
+        if not all(isinstance(name, str) for name in found):
+            raise InvalidModelFile(
+                f"{folder / _INDEX} names a weight file by something else than a string. Download the model's folder "
+                "again."
+            )
+        names = sorted(set(found))
+        missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
             raise InvalidModelFile(
                 f"{folder} is not complete: {len(missing)} of {len(names)} weight files are missing"

@@ -24,14 +24,14 @@ def is_hub_id(name: str) -> bool:
 def cached(repo_id: str) -> Path | None:
     """The model's folder in the hub's cache, if it can be loaded from there; the network is not used."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     try:
         path = Path(
             snapshot_download(repo_id, local_files_only=True, allow_patterns=_ALLOW, ignore_patterns=_IGNORE)
         )
         folder.read_folder(path)
-    except (LocalEntryNotFoundError, HFValidationError, OctavoError):
+    except (OSError, HFValidationError, OctavoError):  # an entry that is not there is an OSError too
         return None
     return path
 
