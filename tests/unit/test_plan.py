@@ -180,6 +180,15 @@ def test_what_is_no_plan_is_refused(capsys, tmp_path) -> None:
         outline_of({"model_type": "llama", "num_attention_heads": 0, "hidden_size": 0}, "x")
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_weights_that_cannot_be_held_so_are_refused_as_by_the_engine(weights, capsys, tmp_path) -> None:
+    odd = {**PUBLIC["SmolLM2-135M"].config, "num_hidden_layers": 1, "intermediate_size": 1500}
+    (tmp_path / "config.json").write_text(json.dumps(odd))
+    assert invoke(["plan", str(tmp_path), "--weights", weights]) == 2
+    said = f"has 1,500 inputs, and {weights} weights need a multiple of 32. Load it with dense weights"
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def header(path: Path, architecture: str, **values: int) -> Path:
     """A GGUF file of an architecture that is not read, with one matrix of 64 x 64 in F32."""
     writer = gguf.GGUFWriter(path, architecture)

@@ -92,10 +92,14 @@ class Outline:
         return body, head.weight.numel()
 
     def weights_bytes(self, weights: WeightsChoice, dtype: ComputeDtype) -> int | None:
-        """Bytes of the weights as they would be held; see `EngineConfig` for the choices. None if not known."""
+        """Bytes of the weights as they would be held; see `EngineConfig` for the choices. None if not known.
+
+        Raises:
+            InvalidRequest: they cannot be held so.
+        """
         if self.model is None:
             return self.file_bytes
-        from octavo.models.packed import is_linear
+        from octavo.models.packed import is_linear, is_transposed
 
         entrance, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         place = next((name for name, module in self.model.named_modules() if module is entrance), "")
@@ -106,6 +110,8 @@ class Outline:
                 if module is head and at not in self.stored:
                     at = f"{place}.{name}"  # the same matrix, used twice
                 is_matrix = is_linear(module) and name == "weight"
+                if is_matrix and is_transposed(module):
+                    parameter = parameter.T
                 total += self._held(parameter, at, is_matrix, module is entrance, weights, dtype)
         return total
 
@@ -118,13 +124,14 @@ class Outline:
         weights: WeightsChoice,
         dtype: ComputeDtype,
     ) -> int:
-        from octavo.models.packed import PACKED_TYPES
+        from octavo.models.packed import PACKED_TYPES, check_groups
 
         type_id = self.stored.get(at)
         packed = type_id is not None and gguf_header.TENSOR_TYPES[type_id].name in PACKED_TYPES
         if type_id is not None and packed and parameter.ndim > 1 and weights not in DTYPE_BYTES:
             return 0 if is_embedding else _packed_bytes(type_id, parameter.shape)
         if is_matrix and weights in ("int8", "int4"):
+            check_groups(parameter.shape[1], weights)
             return _packed_bytes({"int8": 8, "int4": 3}[weights], parameter.shape)
         return int(parameter.numel()) * DTYPE_BYTES[dtype]
 

@@ -120,13 +120,22 @@ def quantise(model: nn.Module, kind: str) -> None:
 
 
 def quantised(weight: Tensor, kind: str, bias: Tensor | None) -> PackedLinear:
-    """A linear layer with the dense `weight` `[out_features, in_features]` quantised to `int8` or `int4`."""
-    if weight.shape[1] % GROUP:
+    """A linear layer with the dense `weight` `[out_features, in_features]` quantised to `int8` or `int4`.
+
+    Raises:
+        InvalidRequest: its inputs are no whole groups.
+    """
+    check_groups(weight.shape[1], kind)
+    return PackedLinear(PackedMatrix.from_dense(weight.detach().contiguous(), kind), kind, bias)
+
+
+def check_groups(num_inputs: int, kind: str) -> None:
+    """Raises InvalidRequest unless the inputs of a layer are whole groups, as `int8` and `int4` weights need."""
+    if num_inputs % GROUP:
         raise InvalidRequest(
-            f"A linear layer of this model has {weight.shape[1]:,} inputs, and {kind} weights need a multiple of "
+            f"A linear layer of this model has {num_inputs:,} inputs, and {kind} weights need a multiple of "
             f"{GROUP}. Load it with dense weights (weights, --weights bf16 or fp32)."
         )
-    return PackedLinear(PackedMatrix.from_dense(weight.detach().contiguous(), kind), kind, bias)
 
 
 def kinds_of(model: nn.Module, dtype: ComputeDtype) -> str:
