@@ -25,6 +25,8 @@ TEXTS = (
 
 SPELLED = {
     "llama": {"add_dummy_prefix": True},
+    "llama-bare": {"add_dummy_prefix": False},
+    "phi3-bare": {"add_dummy_prefix": False},
     "gemma2": {
         "add_dummy_prefix": False,
         **{"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3},
@@ -32,7 +34,7 @@ SPELLED = {
         "user_defined_symbols": ["<mask>"],
     },
 }
-"""What the families' trainers are told that differs."""
+"""What the families' trainers are told that differs; `-bare` are those without a space before a text."""
 
 
 @pytest.fixture(scope="module", params=SPELLED)
@@ -54,9 +56,13 @@ def vocabulary(request, tmp_path_factory):
     found = json.loads(run.stdout)
     ids = dict(zip(TEXTS, found.pop("ids"), strict=True))
     settings = {"model": "llama", "pre": "default", **found}
-    model = make_model(request.param, vocab_size=len(found["tokens"]))
-    path = write_gguf(folder / "tiny.gguf", model, request.param, tokenizer=settings)
-    return ids, load_model(path, dtype="fp32").tokenizer
+    arch = request.param.partition("-")[0]
+    model = make_model(arch, vocab_size=len(found["tokens"]))
+    prefix = {"tokenizer.ggml.add_space_prefix": ("add_bool", SPELLED[request.param]["add_dummy_prefix"])}
+    path = write_gguf(folder / "tiny.gguf", model, arch, tokenizer=settings, metadata=prefix)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_CACHE", str(folder / "cache"))
+        return ids, load_model(path, dtype="fp32").tokenizer
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))

@@ -17,7 +17,7 @@ from octavo.errors import EngineError, InvalidModelFile, OctavoError, Unsupporte
 from octavo.models import gguf_arch, gguf_header, store
 from octavo.models.loaded import Progress
 
-_FORMAT = 2
+_FORMAT = 3
 _TABLE = "tensors.json"
 
 

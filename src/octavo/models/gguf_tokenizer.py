@@ -55,6 +55,8 @@ def build(header: Header) -> PreTrainedTokenizerFast:
             if f"tokenizer.{key}" in metadata
         }
         backend, _ = convert_gguf_tokenizer(metadata["general.architecture"], described)
+        if metadata.get("tokenizer.ggml.add_space_prefix") is False:
+            _leave_beginnings(backend)
     special: dict[str, Any] = {}
     for name, key in _NAMED.items():
         token_id = _token_id(header, key)
@@ -109,6 +111,17 @@ def _byte_level(header: Header, tokens: list[str], split: str) -> Tokenizer:
         ]
     )
     return backend
+
+
+def _leave_beginnings(backend: Tokenizer) -> None:
+    """Makes a SentencePiece tokenizer put no space before a text, and take none from before a decoded one."""
+    from tokenizers import decoders, normalizers
+
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = None
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
 
 
 def eos_token_ids(header: Header) -> set[int]:
