@@ -122,7 +122,7 @@ def write_gguf(
         tensors: name -> (values, type), besides the model's own.
         leave_out: names of tensors not to write.
         tokenizer: of `model`, `pre`, `template`, `bos`, `tokens`, `types` and `scores`, what is not as usual;
-            no `bos` is written if it is None.
+            `pre` and `bos` are not written if they are None.
         pack: makes rows of a type from a matrix.
     """
     config = model.config
@@ -161,7 +161,8 @@ def write_gguf(
         tokenizer or {}
     )
     writer.add_tokenizer_model(settings["model"])
-    writer.add_tokenizer_pre(settings["pre"])
+    if settings["pre"] is not None:
+        writer.add_tokenizer_pre(settings["pre"])
     writer.add_token_list(settings["tokens"])
     writer.add_token_types(
         settings.get("types") or [3 if token in SPECIAL else 1 for token in settings["tokens"]]

@@ -220,6 +220,13 @@ def test_digits_are_split_off_before_spaces_are_joined(tmp_path):
         assert [TOKENS[i] for i in ids] == pieces
 
 
+@pytest.mark.parametrize("pre", ["default", None])
+def test_gpt2_splits_its_own_way_where_the_file_does_not_say(pre, tmp_path):
+    path = write_gguf(tmp_path / "old.gguf", make_model("gpt2"), "gpt2", tokenizer={"pre": pre})
+    ids = load_model(path, dtype="fp32").tokenizer.encode("a  1")
+    assert [TOKENS[i] for i in ids] == ["a", "Ġ", "Ġ", "1"]
+
+
 def test_memory_is_asked_for_before_anything_is_loaded(llama, monkeypatch):
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100_000))
     with pytest.raises(NotEnoughMemory, match=r"need 0\.3 MB, and 0\.1 MB of memory is free"):

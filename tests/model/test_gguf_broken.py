@@ -64,6 +64,8 @@ def number(value):
 ODD = {
     "tokenizer": (UnsupportedModel, "tokenizer of kind 'bert'", {"tokenizer": {"model": "bert"}}),
     "splitting": (UnsupportedModel, "pre-tokenizer 'klingon'", {"tokenizer": {"pre": "klingon"}}),
+    "default": (UnsupportedModel, "does not say how", {"tokenizer": {"pre": "default"}}),
+    "no splitting": (UnsupportedModel, "Convert the model again with a newer", {"tokenizer": {"pre": None}}),
     "few tokens": (InvalidModelFile, "cannot be used", {"tokenizer": {"tokens": TOKENS[:40]}}),
     "many tokens": (InvalidModelFile, "embeddings", {"tokenizer": {"tokens": [*TOKENS, "one more"]}}),
     "alike": (

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-_SPLIT_LIKE_GPT2 = frozenset({"default", "gpt-2", "phi-2", "olmo", "mpt"})
+_SPLIT_LIKE_GPT2 = frozenset({"gpt-2", "phi-2", "olmo", "mpt"})
 _SPLIT_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 """Pre-tokenizers that cut every digit off first, then split as GPT-2 does."""
 _BEGINS_TEXT = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
@@ -39,6 +39,14 @@ def build(header: Header) -> PreTrainedTokenizerFast:
     metadata = header.metadata
     kind, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
     tokens = _tokens(header)
+    if kind == "gpt2" and split == "default":
+        # Old converters did not name it. Most families split otherwise than GPT-2, which shows in no other place.
+        if metadata["general.architecture"] != "gpt2":
+            raise UnsupportedModel(
+                f"{header.path} does not say how its tokenizer splits text (tokenizer.ggml.pre). Convert the model "
+                "again with a newer llama.cpp, or take another conversion, its safetensors folder or hub id."
+            )
+        split = "gpt-2"
     if kind not in ("gpt2", "llama") or (
         kind == "gpt2" and split not in _SPLIT_LIKE_GPT2 | _SPLIT_DIGITS | GGUF_PRE_TOKENIZER_SPLITS.keys()
     ):
