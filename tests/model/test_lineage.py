@@ -58,9 +58,30 @@ def test_closed_conversations_that_were_ephemeral_leave_sums_alone(engine) -> No
     core = engine._core
     lineages, own = core.onlooker.lineages, core.namespace("")
     assert lineages.totals.keys() == {b"", own}
-    assert lineages._numbers.keys() == {own}
     assert core._cache.manager.num_evicted.keys() <= {b"", own}
     assert [one.namespace for one in lineages] == [own]
+
+
+def test_a_name_is_not_given_twice(monkeypatch) -> None:
+    monkeypatch.setattr(lineage, "_MAX_NAMESPACES", 3)
+    lineages = lineage.Lineages()
+    assert [lineages.begin(b"n", "", [number]).name for number in range(2)] == ["c1", "c2"]
+    lineages.forget(b"n")
+    assert lineages.begin(b"n", "", [5]).name == "c3"
+    for number in range(10):
+        lineages.begin(b"other %d" % number, "", [1])
+    assert len(lineages._numbers) == 3
+
+
+def test_what_a_turn_under_way_goes_on_from_stays_when_it_is_to_be_forgotten(engine) -> None:
+    first = engine.generate(prompt(0), max_tokens=33, ignore_eos=True)
+    ids = [*prompt(0), *first.choices[0].token_ids]
+    turn = engine.stream([*ids, 11, 12], max_tokens=9, ignore_eos=True)
+    next(turn)
+    engine.forget_sequence(ids)
+    list(turn)
+    assert engine.generate([*ids, 11, 12, 13], max_tokens=1).usage.cached_tokens >= len(ids)
+    assert [one.name for one in engine.snapshot().conversations] == ["c1"]
 
 
 def test_what_was_preempted_when_it_was_forgotten_leaves_nothing(engine) -> None:

@@ -270,6 +270,21 @@ def test_the_budget_of_the_disk_is_held_while_it_fills(tmp_path, num_bytes: int)
     tier.close(5.0)
 
 
+def test_a_document_larger_than_its_share_pushes_no_keys_and_values_out(tmp_path) -> None:
+    store = DiskStore(tmp_path / "kv" / "store.sqlite", budget_bytes=16 << 20)
+    store.introduce(Space(SPACE, {"model": "m"}, "tiny"))
+    tier = StoreTier(store, budget_bytes=16 << 20)
+    records = [record(number, num_bytes=60_000) for number in range(40)]
+    for one in records:
+        assert tier.put(one)
+    assert tier.flush(10.0)
+    tier.put_document(Document("response", b"large", bytes(15 << 20)))
+    tier.put_document(Document("response", b"small", b"x"))
+    assert tier.flush(10.0)
+    assert all(store.get(one.name) is not None for one in records)
+    tier.close(5.0)
+
+
 def test_without_a_budget_or_a_folder_there_is_no_tier(tmp_path, monkeypatch) -> None:
     assert isinstance(open_tier(0, lambda: None), NullTier)
     (tmp_path / "kv").write_text("in the way")

@@ -7,7 +7,7 @@ asked for again, belong to it, whoever asks and by whatever interface. A prompt 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +24,9 @@ _HASH_BYTES = 128
 
 _MAX_SEQUENCES = 8
 """Of a lineage, whose hashes are kept if they have nothing in common: the same prompt may be asked for ever."""
+
+_MAX_NAMESPACES = 4096
+"""Whose names are counted: more than there can be lineages, and each ephemeral conversation is one."""
 
 MAX_TURNS = 50
 
@@ -91,7 +94,7 @@ class Lineages:
 
     def __init__(self) -> None:
         self._lineages: dict[Lineage, None] = {}  # the one used last at the end
-        self._numbers: Counter[bytes] = Counter()
+        self._numbers: dict[bytes, int] = {}  # of the last name; the namespace used last at the end
         self.totals: dict[bytes, Totals] = {}
 
     def __iter__(self) -> Iterator[Lineage]:
@@ -107,8 +110,11 @@ class Lineages:
         begun = [one for one in self._of(namespace) if prompt.startswith(one.prompt)]
         lineage = max(begun, key=lambda one: len(one.prompt), default=None)
         if lineage is None:
-            self._numbers[namespace] += 1
-            lineage = Lineage(f"c{self._numbers[namespace]}", namespace, tenant, prompt)
+            # A name is not given twice: pages and clients may still know what was forgotten by it.
+            self._numbers[namespace] = number = self._numbers.pop(namespace, 0) + 1
+            if len(self._numbers) > _MAX_NAMESPACES:
+                del self._numbers[next(iter(self._numbers))]
+            lineage = Lineage(f"c{number}", namespace, tenant, prompt)
         lineage.prompt = prompt
         lineage.num_running += 1
         self._use(lineage)
@@ -153,7 +159,6 @@ class Lineages:
         """Forget a namespace: its conversations, also those that are being answered, and what was counted of it."""
         for lineage in list(self._of(namespace)):
             self.drop(lineage)
-        self._numbers.pop(namespace, None)
         totals = self.totals.pop(namespace, Totals())
         self.totals[FORGOTTEN] = self.totals.get(FORGOTTEN, Totals()) + totals
 

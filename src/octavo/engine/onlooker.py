@@ -112,6 +112,10 @@ class Onlooker:
         others = [one for one in all_ if one not in own]
         if any(one.sequence.startswith(packed) or one.prompt.startswith(packed) for one in others):
             return 0
+        if any(
+            one.num_running and one.prompt.startswith(packed) for one in own
+        ):  # its next turn is under way
+            return 0
         for lineage in own:
             self._cache.pins.release(_pin_name(lineage))
         return self._drop(namespace, own, chain_hashes(namespace, token_ids), token_ids)
@@ -130,6 +134,7 @@ class Onlooker:
             self.lineages.drop(lineage)
         names.difference_update(*(one.block_hashes for one in self.lineages if one.namespace == namespace))
         tables = [sequence.table for sequence in answers if sequence.table is not None]
+        tables += [sequence.edit.source for sequence in answers if sequence.edit is not None]
         return self._cache.drop(namespace, names, token_ids, tables)
 
     def ended(self, sequence: Sequence) -> None:

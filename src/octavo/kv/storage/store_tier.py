@@ -235,6 +235,7 @@ class StoreTier:
 
     def _write(self) -> None:
         since_trim = _TRIM_EVERY_BYTES  # what is too old goes at the start
+        pause = 0  # bytes to write before room is sought again, where there was none to be had
         while True:
             jobs = self._jobs.next(BATCH_BYTES if self._is_urgent else 1)
             if not self._is_urgent:
@@ -245,9 +246,11 @@ class StoreTier:
                     records.setdefault(job.mark, []).append(job.record)
             size = sum(len(record.payload) for some in records.values() for record in some)
             try:
-                if not self._reason and (since_trim >= _TRIM_EVERY_BYTES or not self._store.has_room(size)):
+                is_short = since_trim >= pause and not self._store.has_room(size)
+                if not self._reason and (since_trim >= _TRIM_EVERY_BYTES or is_short):
                     self._store.trim(size)
                     since_trim = 0
+                    pause = 0 if self._store.has_room(size) else BATCH_BYTES
                 for mark, some in records.items():
                     if not self._reason:
                         self._num_written += self._store.put(some, mark)
@@ -269,7 +272,8 @@ class StoreTier:
             self._turns.end()
 
     def _put_document(self, document: Document) -> None:
-        if not self._store.has_room(len(document.data)):
+        # Documents have an eighth of the room at most: one that is larger does not push out keys and values.
+        if 8 * len(document.data) <= self._budget_bytes and not self._store.has_room(len(document.data)):
             self._store.trim(len(document.data))
         self._store.put_document(document)
 

@@ -63,7 +63,7 @@ export class Charts {
   /** Takes up what an engine holds and has done. */
   add({ counts, conversations, memory }) {
     // The engine has begun anew: what it did before does not go with what it does now.
-    if (this.last && counts.generated_tokens < this.last.counts.generated_tokens) this.reset();
+    if (this.last && counts.num_requests < this.last.counts.num_requests) this.reset();
     const turns = Object.values(conversations).flatMap((one) => one.turns);
     turns.sort((a, b) => a.ended_s - b.ended_s);
     const known = this.known;
