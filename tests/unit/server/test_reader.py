@@ -102,7 +102,10 @@ def test_arguments_stream_as_they_come() -> None:
 @pytest.mark.parametrize(
     ("text", "stops", "shown", "stopped"),
     [
-        ("I look\n", ["END", "\n", '"', "tool"], "I look", None),
+        ("I look\n", ["END", '"', "tool", "\n<tool_call>"], "I look", None),
+        ("I look\n", ["END", "\n"], "I look", "\n"),
+        ("I look \n\nand see", ["\n\n"], "I look ", "\n\n"),
+        ("I look.\n\n", ["x", "\n\n\n", ".\n\n"], "I look", ".\n\n"),
         ("The EN, the END of it. ", ["END of", "D o"], "The EN, the ", "END of"),
         ("The END of it. ", ["END of", "END"], "The ", "END"),
         ("The EN", ["END"], "The EN", None),
@@ -118,3 +121,25 @@ def test_a_stop_string_ends_the_text_and_no_call(
     assert reader.stopped == stopped
     reader = CallReader(HERMES, ["END"])
     assert read(HERMES, cut("The EN", places), reader) == ("The EN", [])
+
+
+@pytest.mark.parametrize("tool_format", [HERMES, MISTRAL, MISTRAL_ARGS], ids=lambda one: one.name)
+@given(
+    text=st.text(alphabet="ab \n<[", max_size=12),
+    stops=st.lists(st.text(alphabet="a \n<", min_size=1, max_size=3), max_size=3),
+    calls=calls | st.just([]),
+    places=st.lists(st.integers(0, 99), max_size=12),
+)
+def test_stop_strings_of_white_space_end_the_text_too(
+    tool_format: ToolFormat, text: str, stops: list[str], calls, places: list[int]
+) -> None:
+    said = [(name, json.dumps(arguments)) for name, arguments in calls]
+    written = text + tool_format.text_of([Call("", name, arguments) for name, arguments in said])
+    in_text = [(text.find(stop), len(stop), stop) for stop in stops if stop in text]
+    shown, stopped = text.rstrip(), None
+    if in_text:
+        begin, _, stopped = min(in_text)
+        shown, said = text[:begin], []
+    reader = CallReader(tool_format, stops)
+    assert read(tool_format, cut(written, places), reader) == (shown, said)
+    assert reader.stopped == stopped

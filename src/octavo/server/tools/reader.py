@@ -33,7 +33,7 @@ class CallReader:
     """Tells text, calls and arguments apart in the text of one answer.
 
     The answer follows the grammar of `call_grammar`; it may end anywhere. White space in front of a call is no
-    part of the text.
+    part of the text, but a stop string in it ends the answer.
 
     Args:
         stops: strings that end the answer; looked for in its text alone, so that calls are whole.
@@ -45,7 +45,7 @@ class CallReader:
     def __init__(self, tool_format: ToolFormat, stops: Sequence[str] = ()) -> None:
         self.stopped: str | None = None
         self._stops = stops
-        self._held = ""  # text that may be the beginning of a stop string
+        self._held = ""  # text that may be the beginning of a stop string, or white space in front of a call
         self._format = tool_format
         self._number = -1
         self._buffer = ""
@@ -66,7 +66,7 @@ class CallReader:
         """The text that was held back because a call or a stop string could have begun with it."""
         found: list[Read] = []
         if self.stopped is None and self._state == self._text:
-            self._say(self._buffer if self._buffer.strip() else "", found, last=True)
+            self._say(self._buffer, found, last=True)
         return found
 
     def _text(self, found: list[Read]) -> bool:
@@ -85,12 +85,11 @@ class CallReader:
         else:
             place = buffer.find(first)
             if place >= 0:
-                self._say(buffer[:place].rstrip(), found, last=True)
+                self._say(buffer[:place], found, last=True)
                 self._buffer = buffer[place + len(first) :]
                 self._state = self._before_name
                 return True
             place = _begin_of_partial(buffer, first)
-            place = len(buffer[:place].rstrip())
         self._say(buffer[:place], found)
         self._buffer = buffer[place:]
         return False
@@ -99,6 +98,7 @@ class CallReader:
         """Gives out text up to a stop string, or to what may become one unless it is the last text.
 
         As in the engine, the stop string that begins first wins, and of two that begin together the shorter one.
+        White space at the end is held too where a call may follow, and left out at the last.
         """
         self._said_text |= bool(text)
         text = self._held + text
@@ -110,6 +110,8 @@ class CallReader:
         stops = [(text.find(stop), len(stop), stop) for stop in self._stops if stop in text]
         if stops and min(stops)[0] <= end:
             end, _, self.stopped = min(stops)
+        elif self._format.anywhere:
+            end = min(end, len(text.rstrip()))
         if end:
             found.append(text[:end])
         self._held = text[end:]
