@@ -67,7 +67,9 @@ class Responses:
                     talk = await self.find_conversation(namespace, conversation.id)
                     talk.add([*items, *run.response["output"]], [*own, run.message], run.trace)
                     await self.conversations.keep(namespace, talk, disk=body.disk)
-            if body.store is not False:
+            # One in the background may have been deleted while its conversation was written.
+            is_wanted = not body.background or (namespace, run.response["id"]) in self.responses
+            if body.store is not False and is_wanted:
                 traces = [] if run.trace is None else [run.trace]
                 kept = KeptResponse(
                     run.response, items, (*messages, run.message), traces=traces, disk=body.disk
