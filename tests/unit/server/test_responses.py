@@ -54,7 +54,7 @@ class Models:
         def slow_put(document: Document) -> bool:
             if document.kind == "dialogue":
                 self.writes.set()
-                assert self.may_write.wait(60)
+                assert self.may_write.wait(10)
             return put(document)
 
         self.disk.put_document = slow_put  # type: ignore[method-assign]
@@ -89,7 +89,7 @@ class Maker:
         self.visit: Any = SimpleNamespace(tenant=NOBODY, fields={}, releases=[])
 
     async def make(self, **body: Any) -> str:
-        """The id of a response, which is kept unless it is made in the background."""
+        """The id of a response, or "" where it is not stored; one in the background may not have ended."""
 
         async def receive() -> Any:
             await asyncio.Event().wait()
@@ -98,8 +98,7 @@ class Maker:
         before = {kept.id for kept in self.all.responses.of("")}
         await self.all.create(request, ResponseRequest.model_validate({"model": "m", "input": "Hi", **body}))
         await asyncio.sleep(0)
-        (made,) = {kept.id for kept in self.all.responses.of("")} - before
-        return made
+        return "".join({kept.id for kept in self.all.responses.of("")} - before)
 
     async def talk(self) -> str:
         made = await self.all.create_conversation("", ConversationRequest())
@@ -123,5 +122,63 @@ def test_a_response_that_is_deleted_while_it_is_finished_stays_deleted(models: M
         assert models.on_disk() == {talk}
         with pytest.raises(Problem, match="no response"):
             await maker.all.find("", made)
+
+    asyncio.run(run())
+
+
+IN_MEMORY = {"prompt_cache_retention": "in_memory"}
+
+
+def test_a_conversation_that_was_asked_to_be_in_memory_stays_off_the_disk(models: Models) -> None:
+    async def run() -> None:
+        maker = Maker(models, max_kept=3)
+        talk = await maker.talk()
+        first = await maker.make(conversation=talk)
+        assert models.on_disk() == {talk, first}
+        await maker.make(conversation=talk, **IN_MEMORY)
+        assert models.on_disk() == {first}
+        await maker.make(conversation=talk)
+        assert models.on_disk() == {first}
+        assert [job.disk for job in Asked.jobs] == [True, False, False]
+        assert len((await maker.all.find_conversation("", talk)).items) == 6
+        for _ in range(3):
+            await maker.talk()
+        with pytest.raises(Problem, match="no dialogue"):  # instead of an older one from the disk
+            await maker.all.find_conversation("", talk)
+
+    asyncio.run(run())
+
+
+def test_a_turn_in_memory_takes_back_what_an_earlier_one_still_writes(models: Models) -> None:
+    async def run() -> None:
+        maker = Maker(models)
+        talk = await maker.talk()
+        models.writes.clear()
+        models.may_write.clear()
+        earlier = asyncio.create_task(maker.make(conversation=talk, store=False))
+        assert await asyncio.to_thread(models.writes.wait, 60)
+        later = asyncio.create_task(maker.make(conversation=talk, store=False, **IN_MEMORY))
+        while (await maker.all.find_conversation("", talk)).disk:
+            await asyncio.sleep(0.01)
+        models.may_write.set()
+        await asyncio.gather(earlier, later)
+        assert models.on_disk() == set()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_goes_on_from_a_response_in_memory_stays_off_the_disk(models: Models, background: bool) -> None:
+    async def run() -> None:
+        maker = Maker(models)
+        made = await maker.make()
+        kept = {made}
+        for options in (IN_MEMORY, {}, {}):
+            made = await maker.make(previous_response_id=made, background=background, **options)
+            task = (await maker.all.find("", made)).task
+            if task is not None:
+                await task
+        assert models.on_disk() == kept
+        assert [job.disk for job in Asked.jobs] == [True, False, False, False]
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from array import array
 from collections import OrderedDict
@@ -100,7 +101,11 @@ class KeptResponse:
 
 @dataclass(slots=True)
 class KeptConversation:
-    """A conversation: responses add to it what they were asked and what they answered."""
+    """A conversation: responses add to it what they were asked and what they answered.
+
+    Attributes:
+        disk: whether it may be kept on disk; not if one of its responses may not.
+    """
 
     id: str
     metadata: dict[str, Any]
@@ -108,6 +113,7 @@ class KeptConversation:
     messages: tuple[ChatMessage, ...]
     created_at: int = field(default_factory=lambda: int(time.time()))
     traces: list[Trace] = field(default_factory=list)
+    disk: bool = True
     is_made: Literal[False] = False
 
     def add(
@@ -169,6 +175,7 @@ class Shelf(Generic[T]):
         self._thing_of: Callable[[Mapping[str, Any]], T] = unpacked
         self._things: OrderedDict[tuple[str, str], T] = OrderedDict()
         self._sizes: dict[tuple[str, str], int] = {}  # not yet of those that are being written
+        self._writing = threading.Lock()  # so that nothing older is written behind what is newer
 
     def __contains__(self, key: tuple[str, str]) -> bool:
         """Whether a tenant's thing of an id is in memory."""
@@ -198,7 +205,7 @@ class Shelf(Generic[T]):
         self._things.move_to_end(key)
         return self._things[key]
 
-    async def keep(self, namespace: str, thing: T, *, disk: bool = True) -> bool:
+    async def keep(self, namespace: str, thing: T) -> bool:
         """Keeps something in memory and, if it may be there, on disk, in place of what was there.
 
         Returns whether there is a place for it; it may be too large for memory alone.
@@ -209,10 +216,14 @@ class Shelf(Generic[T]):
         size, held = self._sizes.pop(key, 0), False
 
         def write() -> tuple[int, bool]:
-            data = json.dumps(thing.packed()).encode()
-            document = Document(self._what, thing.id.encode(), data, namespace)
-            # It may have been deleted meanwhile.
-            return len(data), disk and key in self._things and self._disk.put_document(document)
+            with self._writing:
+                data = json.dumps(thing.packed()).encode()
+                if not thing.disk:
+                    self._disk.remove_document(self._what, namespace, thing.id.encode())
+                    return len(data), False
+                document = Document(self._what, thing.id.encode(), data, namespace)
+                # It may have been deleted meanwhile.
+                return len(data), key in self._things and self._disk.put_document(document)
 
         try:
             size, held = await asyncio.to_thread(write)
@@ -241,8 +252,13 @@ class Shelf(Generic[T]):
     async def drop(self, namespace: str, id_: str) -> None:
         """Deletes a thing, which was found."""
         self._remove((namespace, id_))
-        self._disk.remove_document(self._what, namespace, id_.encode())
-        await asyncio.to_thread(self._disk.flush, _FLUSH_S)
+
+        def remove() -> None:
+            with self._writing:
+                self._disk.remove_document(self._what, namespace, id_.encode())
+            self._disk.flush(_FLUSH_S)
+
+        await asyncio.to_thread(remove)
 
     def forget(self, namespace: str) -> int:
         """Drops all of a tenant's, in memory and on disk; how many there were in memory."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -46,9 +47,11 @@ class Responses:
         model = await self._models.hold(body.model, visit)
         namespace = visit.tenant.namespace
         conversation = await self._conversation(namespace, body)
-        before = await self._before(namespace, body, conversation)
+        before = conversation or await self._previous(namespace, body)
+        # What it goes on from is in what is computed and kept for it too.
+        disk = body.disk and (before is None or before.disk)
         own = messages_of(body.input)
-        messages = (*before, *own)
+        messages = (*(before.messages if before is not None else ()), *own)
         if not messages:
             raise Problem(400, "The input has nothing to answer.", "invalid_value", "input")
         if body.background and (body.store is False or body.stream):
@@ -56,7 +59,7 @@ class Responses:
                 400, "A response in the background is stored and not streamed.", "invalid_value", "background"
             )
         asked = await asyncio.to_thread(
-            lambda: Asked(model, job_of(body, messages, namespace, model.vocab_size))
+            lambda: Asked(model, replace(job_of(body, messages, namespace, model.vocab_size), disk=disk))
         )
         run = ResponseRun(model, body, visit, None if conversation is None else conversation.id)
         items = kept_items(body.input)
@@ -66,18 +69,17 @@ class Responses:
                 with suppress(Problem):  # it may have been deleted meanwhile
                     talk = await self.find_conversation(namespace, conversation.id)
                     talk.add([*items, *run.response["output"]], [*own, run.message], run.trace)
-                    await self.conversations.keep(namespace, talk, disk=body.disk)
+                    talk.disk &= disk
+                    await self.conversations.keep(namespace, talk)
             # One in the background may have been deleted while its conversation was written.
             is_wanted = not body.background or (namespace, run.response["id"]) in self.responses
             if body.store is not False and is_wanted:
                 traces = [] if run.trace is None else [run.trace]
-                kept = KeptResponse(
-                    run.response, items, (*messages, run.message), traces=traces, disk=body.disk
-                )
-                await self.responses.keep(namespace, kept, disk=kept.disk)
+                kept = KeptResponse(run.response, items, (*messages, run.message), traces=traces, disk=disk)
+                await self.responses.keep(namespace, kept)
 
         if body.background:
-            return self._in_background(run, asked, items, messages, visit, body, done)
+            return self._in_background(run, asked, items, messages, visit, disk, done)
         events = _until_done(run, asked, done)
         if body.stream:
             return await event_stream(
@@ -116,7 +118,7 @@ class Responses:
                 "response_id",
             )
         if self._cancel(kept):
-            await self.responses.keep(namespace, kept, disk=kept.disk)
+            await self.responses.keep(namespace, kept)
         return kept.response
 
     @staticmethod
@@ -196,13 +198,9 @@ class Responses:
         named = body.conversation if isinstance(body.conversation, str) else body.conversation.id
         return await self.find_conversation(namespace, named)
 
-    async def _before(
-        self, namespace: str, body: ResponseRequest, conversation: KeptConversation | None
-    ) -> tuple[ChatMessage, ...]:
-        if conversation is not None:
-            return conversation.messages
+    async def _previous(self, namespace: str, body: ResponseRequest) -> KeptResponse | None:
         if body.previous_response_id is None:
-            return ()
+            return None
         kept = await self.find(namespace, body.previous_response_id)
         if kept.is_unfinished:
             raise Problem(
@@ -211,7 +209,7 @@ class Responses:
                 "invalid_value",
                 "previous_response_id",
             )
-        return kept.messages
+        return kept
 
     def _in_background(
         self,
@@ -220,11 +218,11 @@ class Responses:
         items: list[dict[str, Any]],
         messages: Sequence[ChatMessage],
         visit: Visit,
-        body: ResponseRequest,
+        disk: bool,
         done: Callable[[], Awaitable[None]],
     ) -> Response:
         namespace = visit.tenant.namespace
-        kept = KeptResponse(run.response, items, tuple(messages), disk=body.disk)
+        kept = KeptResponse(run.response, items, tuple(messages), disk=disk)
 
         async def finish() -> None:
             if (namespace, kept.id) in self.responses:  # it may have been deleted meanwhile
@@ -232,12 +230,12 @@ class Responses:
 
         async def make() -> None:
             try:
-                await self.responses.keep(namespace, kept, disk=kept.disk)
+                await self.responses.keep(namespace, kept)
                 await _drain(_until_done(run, asked, finish))
             except asyncio.CancelledError:
                 if kept.is_unfinished and (namespace, kept.id) in self.responses:  # nobody has cancelled it
                     kept.end_with_the_server()
-                    await self.responses.keep(namespace, kept, disk=kept.disk)
+                    await self.responses.keep(namespace, kept)
                 raise
             except Exception as error:
                 problem = problem_of(error)
@@ -245,7 +243,7 @@ class Responses:
                     log("response failed", logging.ERROR, error=error, id=run.response["id"])
                 run.failed(problem)
                 if (namespace, kept.id) in self.responses:
-                    await self.responses.keep(namespace, kept, disk=kept.disk)
+                    await self.responses.keep(namespace, kept)
 
         releases, visit.releases = visit.releases, []  # the model is needed for longer than the visit
 
