@@ -177,7 +177,9 @@ def test_a_chat_at_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         session.send("/memory\r")
         session.wait_for(r"Weights +\d+ MiB" + listens)
         session.send("/clear\r")
-        session.wait_for(r"cleared, in memory and on disk: [1-9][\d.]* [KM]iB went back to the system" + listens)
+        session.wait_for(
+            r"cleared, in memory and on disk: [1-9][\d.]* [KM]iB went back to the system" + listens
+        )
         session.send("\x04")
     finally:
         code = session.exit_code()
