@@ -12,6 +12,7 @@ from families import answers_at_once, tiny_loaded
 from octavo.engine import tiers
 from octavo.engine.engine import TokenEngine
 from octavo.engine.shared import SHARED
+from octavo.kv.storage.disk import DiskStore
 
 PROMPT = [(7 * i) % 300 + 10 for i in range(200)]
 
@@ -207,8 +208,10 @@ def test_clearing_reaches_the_disk_and_nothing_is_served_afterwards() -> None:
         assert answer(engine, PROMPT)[0].usage.cached_tokens == 0
         answer(engine, PROMPT)
         engine.flush()
-        engine._core._cache.tiers.tier._store.mark_cleared()  # what `octavo cache clear` does first, in another process
-        engine._core._cache.tiers.tier._store.clear()
+        other = DiskStore(engine._core._cache.tiers.tier._store.path)
+        other.mark_cleared()  # what `octavo cache clear` does first, in another process
+        other.clear()
+        other.close()
         assert answer(engine, PROMPT)[0].usage.cached_tokens == 0
     with life() as engine:
         reply, _ = answer(engine, PROMPT)
