@@ -278,7 +278,7 @@ def test_the_work_for_a_token_does_not_grow(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(_Window, "_decode", counting)
     for token_id in ids:
         detokenizer.push(token_id)
-        assert len(detokenizer._held) < len("never to be seen")
+        assert len(detokenizer._stops._held) < len("never to be seen")
     assert max(lengths) <= 2 * 16
 
 

@@ -3,10 +3,6 @@
 Text is *final* when no later token can change it. It is not yet final when a character is incomplete, or
 when it could be the beginning of a stop string. The pieces together are what
 `tokenizer.decode(ids, clean_up_tokenization_spaces=False)` gives for all ids, cut at the stop string.
-
-The stop string that begins first wins, and of two that begin together the shorter one. So with the stop
-strings `bc` and `abcd`, `abc` is held back until it is seen whether a `d` follows. The choice depends on the
-text alone, not on where its tokens end.
 """
 
 from __future__ import annotations
@@ -17,6 +13,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
+
+from octavo.engine.stops import StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -47,15 +45,17 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         shown: Collection[str] = (),
     ) -> None:
-        self.stopped: str | None = None
         backend: Tokenizer = tokenizer.backend_tokenizer
         special = backend.get_added_tokens_decoder().values() if skip_special_tokens else ()
         self._backend = backend
         self._skipped = {token.content for token in special if token.special} - set(shown)
         steps = _decoder_steps(backend)
         self._decoder = _ByteLevel() if steps == ["ByteLevel"] else _Window(backend, steps)
-        self._stop = tuple(stop)
-        self._held = ""
+        self._stops = StopStrings(stop)
+
+    @property
+    def stopped(self) -> str | None:
+        return self._stops.stopped
 
     def push(self, token_id: int) -> str:
         """Add a token; the text that became final by it, which may be empty.
@@ -65,37 +65,13 @@ class Detokenizer:
         token = self._backend.id_to_token(token_id)
         if self.stopped is not None or token is None or token in self._skipped:
             return ""
-        return self._release(self._decoder.push(token_id, token), last=False)
+        return self._stops.release(self._decoder.push(token_id, token))
 
     def finish(self) -> str:
         """The rest of the text, when no token will follow. It may turn out that a stop string ended it."""
         if self.stopped is not None:
             return ""
-        return self._release(self._decoder.flush(), last=True)
-
-    def _release(self, text: str, *, last: bool) -> str:
-        """Take up `text`, and give out what cannot belong to a stop string."""
-        text = self._held + text
-        undecided = len(text) if last else self._begin_of_partial(text)
-        found = [(begin, len(stop), stop) for stop in self._stop if (begin := text.find(stop)) != -1]
-        if found:
-            begin, _, stop = min(found)
-            if begin <= undecided:
-                self.stopped, self._held = stop, ""
-                return text[:begin]
-        self._held = text[undecided:]
-        return text[:undecided]
-
-    def _begin_of_partial(self, text: str) -> int:
-        """Where the earliest stop string begins that `text` holds a part of, at its end; else its length."""
-        earliest = len(text)
-        for stop in self._stop:
-            begin = text.find(stop[0], max(0, len(text) - len(stop) + 1), earliest)
-            while begin != -1 and not stop.startswith(text[begin:]):
-                begin = text.find(stop[0], begin + 1, earliest)
-            if begin != -1:
-                earliest = begin
-        return earliest
+        return self._stops.release(self._decoder.flush(), last=True)
 
 
 class _ByteLevel:

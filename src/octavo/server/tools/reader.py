@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from octavo.engine.stops import StopStrings, begin_of_partial
 from octavo.server.tools.formats import ToolFormat
 
 
@@ -43,9 +44,7 @@ class CallReader:
     """
 
     def __init__(self, tool_format: ToolFormat, stops: Sequence[str] = ()) -> None:
-        self.stopped: str | None = None
-        self._stops = stops
-        self._held = ""  # text that may be the beginning of a stop string, or white space in front of a call
+        self._stops = StopStrings(stops)
         self._format = tool_format
         self._number = -1
         self._buffer = ""
@@ -53,6 +52,10 @@ class CallReader:
         self._depth = 0
         self._in_string = self._escaped = False
         self._said_text = False
+
+    @property
+    def stopped(self) -> str | None:
+        return self._stops.stopped
 
     def push(self, text: str) -> list[Read]:
         """What `text` adds to the answer."""
@@ -89,7 +92,7 @@ class CallReader:
                 self._buffer = buffer[place + len(first) :]
                 self._state = self._before_name
                 return True
-            place = _begin_of_partial(buffer, first)
+            place = begin_of_partial(buffer, [first])
         self._say(buffer[:place], found)
         self._buffer = buffer[place:]
         return False
@@ -97,24 +100,12 @@ class CallReader:
     def _say(self, text: str, found: list[Read], *, last: bool = False) -> None:
         """Gives out text up to a stop string, or to what may become one unless it is the last text.
 
-        As in the engine, the stop string that begins first wins, and of two that begin together the shorter one.
-        White space at the end is held too where a call may follow, and left out at the last.
+        White space at the end waits too where a call may follow, and is left out at the last.
         """
         self._said_text |= bool(text)
-        text = self._held + text
-        end = (
-            len(text)
-            if last
-            else min((_begin_of_partial(text, stop) for stop in self._stops), default=len(text))
-        )
-        stops = [(text.find(stop), len(stop), stop) for stop in self._stops if stop in text]
-        if stops and min(stops)[0] <= end:
-            end, _, self.stopped = min(stops)
-        elif self._format.anywhere:
-            end = min(end, len(text.rstrip()))
-        if end:
-            found.append(text[:end])
-        self._held = text[end:]
+        said = self._stops.release(text, last=last, holds_space=self._format.anywhere)
+        if said:
+            found.append(said)
 
     def _before_name(self, _: list[Read]) -> bool:
         return self._skip(self._format.before_name, self._name)
@@ -167,11 +158,3 @@ class CallReader:
         self._buffer = self._buffer[len(expected) :]
         self._state = then
         return True
-
-
-def _begin_of_partial(text: str, whole: str) -> int:
-    """Where a beginning of `whole` stands at the end of `text`; else the length of `text`."""
-    for place in range(max(0, len(text) - len(whole) + 1), len(text)):
-        if whole.startswith(text[place:]):
-            return place
-    return len(text)
