@@ -135,7 +135,7 @@ class Oracle:
         return victim
 
     def drop(self, id_: int) -> None:
-        self.remove(id_)
+        self._next.pop(id_, None)
 
     def clear(self) -> list[int]:
         ids = list(self)

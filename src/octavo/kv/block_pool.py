@@ -132,11 +132,9 @@ class BlockPool:
 
     def drop(self, block_id: int) -> PublishedBlock:
         """Unpublish a block that no other continues, and return what it held. A reusable one becomes free."""
-        if self.ids.ref_count(block_id):
-            self.reusable.touch(block_id)  # only to be dropped: what the policy knows of it is to go
-        else:
-            self.ids.put_back(block_id)
         self.reusable.drop(block_id)
+        if not self.ids.ref_count(block_id):
+            self.ids.put_back(block_id)
         return self.index.unpublish(block_id)
 
     def clear(self) -> list[PublishedBlock]:

@@ -24,7 +24,7 @@ class EvictionPolicy(Protocol):
         """Remove and return the id to evict. Raises KeyError if there is none."""
 
     def drop(self, id_: int) -> None:
-        """`id_` is not evicted and not used again: it is discarded. Raises KeyError if it is not in here."""
+        """`id_` is not evicted and not used again: it is discarded, in here or while somebody holds it."""
 
     def clear(self) -> list[int]:
         """Remove and return all ids, and forget what was learned of the blocks that are held."""
@@ -52,7 +52,7 @@ class LRU:
         return self._order.popitem(last=False)[0]
 
     def drop(self, id_: int) -> None:
-        del self._order[id_]
+        self._order.pop(id_, None)
 
     def clear(self) -> list[int]:
         ids = list(self._order)

@@ -265,7 +265,8 @@ class ByValue:
 
     def drop(self, id_: int) -> None:
         self._unqueue(id_)
-        del self._reusable[id_], self._lives[id_]
+        self._reusable.pop(id_, None)
+        self._lives.pop(id_, None)
         self._priorities.pop(id_, None)
         self._expiries.pop(id_, None)
         self._uncover(id_)
