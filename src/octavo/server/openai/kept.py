@@ -10,7 +10,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from octavo.kv.storage.records import Document
 from octavo.kv.storage.tier import Tier
@@ -114,7 +114,7 @@ class KeptConversation:
     created_at: int = field(default_factory=lambda: int(time.time()))
     traces: list[Trace] = field(default_factory=list)
     disk: bool = True
-    is_made: Literal[False] = False
+    is_made: ClassVar = False
 
     def add(
         self, items: Sequence[dict[str, Any]], messages: Sequence[ChatMessage], trace: Trace | None
