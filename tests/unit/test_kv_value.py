@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.kv import ByValue
+from octavo.kv import ByValue, KVCacheManager
 from octavo.kv.value import _EDGES, Returns, _best_rates, _Life
 
 from .kv_steps import NAMESPACE, manager, num_cached, run, tokens
@@ -80,19 +80,18 @@ def test_with_little_learned_it_does_so_at_every_pace(step_s: float) -> None:
     assert [num_cached(kv, tokens(1000 * first, 33)) for first in range(30)] == [0] * 20 + [32] * 10
 
 
+def ask(kv: KVCacheManager, token_ids: list[int], priority: int = 0, expires_s: float | None = None) -> None:
+    """A request that says how much it is worth, until when."""
+    table = run(kv, token_ids)
+    kv.retain(table, priority, expires_s)
+    kv.free(table)
+
+
 def test_priority_and_expiry_count() -> None:
     now = [0.0]
-    policies = []
-
-    def policy(index):
-        policies.append(ByValue(index, lambda: now[0]))
-        return policies[0]
-
-    kv = manager(num_blocks=3, policy=policy)
+    kv = manager(num_blocks=3, policy=lambda index: ByValue(index, lambda: now[0]))
     for first, priority, expires_s in ((0, 2, None), (1000, 0, None), (2000, 4, 50.0)):
-        table = run(kv, tokens(first, 32))
-        policies[0].retain(table.block_ids, priority, expires_s)
-        kv.free(table)
+        ask(kv, tokens(first, 32), priority, expires_s)
         now[0] += 10
     now[0] = 60.0
     left = []
@@ -230,33 +229,25 @@ def test_what_is_shared_is_judged_by_its_own_uses() -> None:
 
 def test_what_is_shared_keeps_the_most_that_was_asked_for() -> None:
     now = [0.0]
-    policies = []
-
-    def policy(index):
-        policies.append(ByValue(index, lambda: now[0]))
-        return policies[0]
-
-    kv = manager(num_blocks=6, policy=policy)
-
-    def ask(token_ids: list[int], priority: int = 0, expires_s: float | None = None) -> None:
-        table = run(kv, token_ids)
-        policies[0].retain(table.block_ids, priority, expires_s)
-        kv.free(table)
-        now[0] += 1
-
+    kv = manager(num_blocks=6, policy=lambda index: ByValue(index, lambda: now[0]))
     system = tokens(0, 32)
-    ask([*system, *tokens(1000, 32)])
-    ask([*system, *tokens(2000, 32)], -4, 5.0)
-    ask(tokens(3000, 64), 0, 8.0)
-    ask(tokens(3000, 64))  # the same conversation again, without an end
+    ask(kv, [*system, *tokens(1000, 32)])
+    now[0] = 1.0
+    ask(kv, [*system, *tokens(2000, 32)], -4, 5.0)
+    now[0] = 2.0
+    ask(kv, tokens(3000, 64), 0, 8.0)
+    now[0] = 3.0
+    ask(kv, tokens(3000, 64))  # the same conversation again, without an end
     now[0] = 100.0
-    ask(tokens(5000, 32))
-    ask(tokens(6000, 32))
+    ask(kv, tokens(5000, 32))
+    now[0] = 101.0
+    ask(kv, tokens(6000, 32))
     assert num_cached(kv, [*system, *tokens(2000, 33)]) == 32, (
         "what had ended went first, without what it shared"
     )
     assert num_cached(kv, tokens(3000, 65)) == 64
-    ask(tokens(7000, 32))
+    now[0] = 102.0
+    ask(kv, tokens(7000, 32))
     assert num_cached(kv, [*system, *tokens(1000, 33)]) == 32, "and then the oldest"
 
 

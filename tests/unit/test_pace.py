@@ -82,19 +82,20 @@ def test_steps_do_not_become_longer_with_the_answers():
     assert longest <= STRETCH * DECODE_S * 1.05
 
 
-def test_how_long_fewer_took_does_not_count():
+def after_alone(*steps: tuple[int, int, float]) -> Pace:
+    """A pace that has seen so many steps of so many sequences that only decode, each of so many seconds."""
     pace = Pace(512)
-    for _ in range(20):
-        pace.computed(1, 0, DECODE_S / 10)
-    for _ in range(3):
-        pace.computed(8, 0, DECODE_S)
+    for number, num_decodes, seconds in steps:
+        for _ in range(number):
+            pace.computed(num_decodes, 0, seconds)
+    return pace
+
+
+def test_how_long_fewer_took_does_not_count():
+    pace = after_alone((20, 1, DECODE_S / 10), (3, 8, DECODE_S))
     assert run(pace, 60)[-1][0] == run(Pace(512), 60)[-1][0]
 
 
 def test_answers_that_have_grown_long_do_not_stop_prompts():
-    pace = Pace(512)
-    for _ in range(3):
-        pace.computed(8, 0, DECODE_S / 10)
-    for _ in range(3):
-        pace.computed(8, 0, DECODE_S)
+    pace = after_alone((3, 8, DECODE_S / 10), (3, 8, DECODE_S))
     assert run(pace, 10, num_prompts=16)[-1][0] == 512 - 8
